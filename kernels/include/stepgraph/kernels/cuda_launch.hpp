@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "stepgraph/kernels/step_block.hpp"
+
+/// Launchers of the operations of a step. All views are of device memory of the current device
+/// (settings entries may be pinned host memory). Each call enqueues exactly one kernel onto
+/// `stream`, never blocks, allocates nothing, is legal under stream capture and returns the
+/// launch's status. Kernels launched one after the other onto one stream overlap their prologues
+/// by programmatic dependent launch where the device supports it.
+namespace stepgraph::cuda {
+
+/// Whether a kernel may start before its predecessor in the stream has finished. Only for a
+/// predecessor that is a kernel of the same step.
+enum class launch_order { full, programmatic };
+
+/// Reusable memory of `launch_grad_stats`.
+struct grad_stats_workspace {
+  double* sums = nullptr;               ///< statistics_blocks(chunk_count) elements
+  std::uint32_t* non_finite = nullptr;  ///< statistics_blocks(chunk_count) elements
+  std::uint32_t* arrivals = nullptr;    ///< one element, zero before the first launch
+};
+
+/// One pass over all gradients; the last block to finish applies the settings and advances the
+/// step.
+cudaError_t launch_grad_stats(const tensor_table_view& table, const grad_stats_workspace& workspace,
+                              const step_block_view& block, const settings_batch& settings,
+                              launch_order order, cudaStream_t stream);
+
+/// Applies the settings and advances the step.
+cudaError_t launch_advance_step(const step_block_view& block, const settings_batch& settings,
+                                launch_order order, cudaStream_t stream);
+
+/// Applies a batch of settings without advancing the step.
+cudaError_t launch_apply_settings(const step_block_view& block, const settings_batch& settings,
+                                  cudaStream_t stream);
+
+/// Updates every chunk of the table, all of them of tensors of one signature. `chunk_count` must
+/// not be zero.
+cudaError_t launch_update(const update_signature& signature, const tensor_table_view& table,
+                          const step_block_view& block, const update_options& options,
+                          launch_order order, cudaStream_t stream);
+
+/// The argument that carries the settings in a captured `grad_stats` or `advance_step` node: its
+/// position among the kernel's arguments.
+inline constexpr int settings_argument_of_grad_stats = 3;
+inline constexpr int settings_argument_of_advance_step = 1;
+
+/// Resources of the kernel that `launch_update` picks for a signature.
+struct kernel_resources {
+  int registers = 0;
+  std::size_t local_bytes = 0;
+  int threads_per_block = 0;
+  int max_blocks_per_multiprocessor = 0;
+};
+cudaError_t update_kernel_resources(const update_signature& signature, kernel_resources* result);
+
+}  // namespace stepgraph::cuda

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+
+#include "stepgraph/math/portability.hpp"
+
+/// Launch sizes of the operations. Known without a device: plans print them, and the order in
+/// which `grad_stats` adds follows from them, on the host too.
+namespace stepgraph {
+
+/// Elements in a chunk, the part of one tensor that one block updates. Small, so that short tensor
+/// lists still fill the device and the last wave of a long one is short.
+inline constexpr std::uint32_t chunk_elements = 2048;
+
+inline constexpr std::uint32_t update_threads = 256;
+inline constexpr std::uint32_t statistics_threads = 256;
+inline constexpr std::uint32_t advance_step_threads = 128;
+
+/// Chunks of a tensor of `numel` elements; 0 for an empty one.
+constexpr std::uint64_t chunk_count(std::uint64_t numel) {
+  return (numel + chunk_elements - 1) / chunk_elements;
+}
+
+/// Consecutive chunks that one block of `grad_stats` adds up, so that few partial sums remain for
+/// the last block. Depends only on the list, never on the device.
+STEPGRAPH_HOST_DEVICE constexpr std::uint32_t chunks_per_statistics_block(std::uint64_t chunks) {
+  return chunks < 4096 ? 1 : chunks < 65536 ? 4 : 16;
+}
+
+/// Blocks of a `grad_stats` launch over `chunks` chunks; at least one, which advances the step.
+constexpr std::uint32_t statistics_blocks(std::uint64_t chunks) {
+  const std::uint64_t per_block = chunks_per_statistics_block(chunks);
+  return chunks == 0 ? 1 : static_cast<std::uint32_t>((chunks + per_block - 1) / per_block);
+}
+
+}  // namespace stepgraph
