@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "stepgraph/executor.hpp"
+
+namespace stepgraph {
+
+/// A node of an instantiated graph.
+struct graph_node_info {
+  std::string name;      ///< of the plan node
+  std::string function;  ///< kernel symbol, mangled
+  std::uint32_t blocks = 0;
+  std::uint32_t threads = 0;
+};
+
+/// Runs a plan as an instantiated CUDA graph: one launch a step, whatever the number of tensors and
+/// groups. Move-only owner of the graph, the executable and the device memory of the step.
+class graph_executor final : public executor {
+ public:
+  /// Captures the plan node by node on a stream of its own (thread-local capture mode: other
+  /// threads may use CUDA meanwhile), instantiates and uploads the graph, and copies the step's
+  /// scalars and tables to the device of the plan's tensors, in the order of `stream`. No step
+  /// runs. Refuses what `stream_executor` refuses.
+  graph_executor(step_plan plan, cudaStream_t stream);
+  ~graph_executor() override;
+  graph_executor(graph_executor&&) noexcept;
+  graph_executor& operator=(graph_executor&&) noexcept;
+
+  /// Launches one step onto `stream`. Never blocks, with one exception: operands re-bound since the
+  /// last launch and a stream other than the last launch's make it wait for the device. Launches of
+  /// one executor run one after the other, on whatever streams. Refused on a stream that is being
+  /// captured (capture_error): there, use a `stream_executor`.
+  void launch(cudaStream_t stream);
+
+  /// Waits for the device.
+  step_status status() override;
+
+  /// Waits for the launches made so far and frees the graph and the device memory early. Every
+  /// later launch or setter throws usage_error. Calling it again does nothing.
+  void release();
+
+  /// The nodes as captured, in launch order.
+  std::vector<graph_node_info> nodes() const;
+
+  /// How often the graph was instantiated since construction; setters and re-binding never add.
+  std::uint64_t instantiations() const noexcept;
+
+ private:
+  void check_memory(const void* data, const std::string& tensor,
+                    operand_kind operand) const override;
+
+  struct state;
+  std::unique_ptr<state> state_;
+};
+
+}  // namespace stepgraph

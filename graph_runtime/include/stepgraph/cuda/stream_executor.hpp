@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "stepgraph/executor.hpp"
+
+namespace stepgraph {
+
+namespace cuda {
+class device_step;
+}
+
+/// Runs a plan as kernels on a stream of the caller's, eagerly or inside the caller's capture.
+class stream_executor final : public executor {
+ public:
+  /// Allocates the step's scalars and tables on the device of the plan's tensors and copies them
+  /// there, in the order of `stream`. Refuses a plan of shapes alone, tensors that are not memory
+  /// of that device, and a stream that is being captured.
+  stream_executor(step_plan plan, cudaStream_t stream);
+  ~stream_executor() override;
+  stream_executor(stream_executor&&) noexcept;
+  stream_executor& operator=(stream_executor&&) noexcept;
+
+  /// Enqueues one step onto `stream`, which must be ordered after the stream of the previous
+  /// launch. Never blocks. Legal while `stream` is being captured: the captured kernels read
+  /// everything that changes from device memory. Values set and operands re-bound since the last
+  /// launch are delivered first when the stream is not being captured; a launch into a capture
+  /// leaves them pending (see `deliver_async`), so that no replay repeats them.
+  void launch(cudaStream_t stream);
+
+  /// Enqueues the delivery of values set and operands re-bound since the last launch or delivery:
+  /// replays of a captured launch that are enqueued later see them. Refused on a stream that is
+  /// being captured (capture_error).
+  void deliver_async(cudaStream_t stream);
+
+  /// Waits for the device.
+  step_status status() override;
+
+ private:
+  void check_memory(const void* data, const std::string& tensor,
+                    operand_kind operand) const override;
+
+  std::unique_ptr<cuda::device_step> step_;
+};
+
+}  // namespace stepgraph

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <optional>
+#include <vector>
+
+#include "../pending_changes.hpp"
+#include "../step_tables.hpp"
+#include "pinned_pool.hpp"
+#include "stepgraph/cuda/handles.hpp"
+#include "stepgraph/executor.hpp"
+#include "stepgraph/kernels/cuda_launch.hpp"
+
+namespace stepgraph::cuda {
+
+/// A plan on a device: the step block and the tables in device memory, and the way to enqueue each
+/// node. Shared by the executors that differ only in how launches reach the device.
+class device_step {
+ public:
+  /// Refuses tensors that are not memory of the plan's CUDA device. Enqueues the upload onto
+  /// `stream`; the host memory it reads is free on return.
+  device_step(const step_plan& plan, const detail::step_tables& tables, cudaStream_t stream);
+  ~device_step();
+  device_step(const device_step&) = delete;
+  device_step& operator=(const device_step&) = delete;
+
+  int device() const noexcept { return device_; }
+
+  /// Enqueues plan node `node` onto `stream`. The first node carries `settings`.
+  void enqueue(std::size_t node, const settings_batch& settings, cudaStream_t stream) const;
+
+  /// Changes on their way to a launch.
+  struct delivery {
+    settings_batch settings;  ///< serial 0 if there are none
+    pinned_pool::buffer* settings_buffer = nullptr;
+  };
+
+  /// Takes what is pending: tables are copied to the device in the order of `stream`, settings into
+  /// pinned memory for the launch to read. `before_copy` is called before a copy is enqueued.
+  template <class BeforeCopy>
+  delivery take(detail::pending_changes& pending, cudaStream_t stream, BeforeCopy&& before_copy) {
+    pending.take(taken_, [&] {
+      before_copy();
+      copy_tensors(stream);
+    });
+    return pack_settings();
+  }
+
+  /// The launch that reads the delivery has been enqueued onto `stream`.
+  void delivered(const delivery& sent, cudaStream_t stream);
+
+  /// The launch failed: its settings become pending again.
+  void not_delivered(detail::pending_changes& pending) { pending.give_back(taken_); }
+
+  /// Reads the step block back; waits for the device.
+  step_status read_status() const;
+
+  const step_block_view& block() const noexcept { return block_; }
+
+ private:
+  void copy_tensors(cudaStream_t stream);
+  delivery pack_settings();
+
+  const step_plan& plan_;
+  const detail::step_tables& tables_;
+  int device_;
+  unique_device_memory memory_;  ///< everything below, in one allocation
+  step_block_view block_;
+  tensor_descriptor* tensors_ = nullptr;
+  chunk_descriptor* chunks_ = nullptr;
+  grad_stats_workspace workspace_;
+  pinned_pool pool_;
+  std::vector<setting> taken_;  ///< settings of the latest `take`
+  std::uint64_t serial_ = 0;
+};
+
+/// Throws usage_error unless `data` is memory of `device`.
+void check_device_memory(const void* data, int device, const std::string& tensor,
+                         operand_kind operand);
+
+}  // namespace stepgraph::cuda

@@ -1,0 +1,136 @@
+#include "stepgraph/cuda/graph_executor.hpp"
+
+#include "device_step.hpp"
+#include "stepgraph/cuda/capture_scope.hpp"
+#include "stepgraph/cuda/check.hpp"
+#include "stepgraph/error.hpp"
+
+namespace stepgraph {
+namespace {
+
+/// The kernel arguments of the first node, with the place of the settings among them.
+constexpr std::size_t most_arguments = 4;
+
+int settings_argument_of(const plan_node& first) {
+  return first.kind == node_kind::grad_stats ? cuda::settings_argument_of_grad_stats
+                                             : cuda::settings_argument_of_advance_step;
+}
+
+}  // namespace
+
+struct graph_executor::state {
+  cuda::device_step step;
+  cuda::unique_graph graph;
+  std::vector<cudaGraphNode_t> nodes;  ///< of each plan node
+  cuda::unique_graph_exec executable;
+  std::uint64_t instantiations = 0;
+  cudaStream_t last_stream = nullptr;
+  bool launched = false;
+
+  state(const step_plan& plan, const detail::step_tables& tables, cudaStream_t stream)
+      : step(plan, tables, stream) {
+    const cuda::device_guard guard(step.device());
+    // Captured apart from the caller's stream, which may be the legacy default stream.
+    const cuda::unique_stream capture_stream = cuda::make_stream();
+    cuda::capture_scope capture(capture_stream.get());
+    for (std::size_t node = 0; node < plan.nodes.size(); ++node) {
+      step.enqueue(node, {}, capture_stream.get());
+      nodes.push_back(capture.latest_node());
+    }
+    graph = capture.finish();
+    cudaGraphExec_t handle = nullptr;
+    STEPGRAPH_CUDA_CHECK(cudaGraphInstantiate(&handle, graph.get(), 0));
+    executable = cuda::unique_graph_exec(handle);
+    ++instantiations;
+    STEPGRAPH_CUDA_CHECK(cudaGraphUpload(handle, stream));
+  }
+
+  /// Writes a batch of settings into the first node of the executable: the next launch takes it.
+  void set_settings(const settings_batch& settings, const plan_node& first) {
+    cudaKernelNodeParams parameters = {};
+    STEPGRAPH_CUDA_CHECK(cudaGraphKernelNodeGetParams(nodes[0], &parameters));
+    void* arguments[most_arguments] = {};
+    const int position = settings_argument_of(first);
+    for (int i = 0; i < position; ++i) arguments[i] = parameters.kernelParams[i];
+    settings_batch batch = settings;
+    arguments[position] = &batch;
+    parameters.kernelParams = arguments;
+    STEPGRAPH_CUDA_CHECK(cudaGraphExecKernelNodeSetParams(executable.get(), nodes[0], &parameters));
+  }
+};
+
+graph_executor::graph_executor(step_plan plan, cudaStream_t stream)
+    : executor(std::move(plan)), state_(std::make_unique<state>(this->plan(), tables(), stream)) {}
+
+graph_executor::~graph_executor() = default;
+graph_executor::graph_executor(graph_executor&&) noexcept = default;
+graph_executor& graph_executor::operator=(graph_executor&&) noexcept = default;
+
+void graph_executor::check_memory(const void* data, const std::string& tensor,
+                                  operand_kind operand) const {
+  // After a release the change itself is refused.
+  if (state_) cuda::check_device_memory(data, state_->step.device(), tensor, operand);
+}
+
+void graph_executor::launch(cudaStream_t stream) {
+  if (!state_) throw usage_error("the executor was released");
+  const cuda::device_guard guard(state_->step.device());
+  if (cuda::is_capturing(stream)) {
+    throw capture_error(
+        "graph_executor cannot be launched on a stream that is being captured, "
+        "expected a stream_executor there");
+  }
+  cuda::device_step::delivery delivery;
+  if (pending().any()) {
+    delivery = state_->step.take(pending(), stream, [&] {
+      // The copy must not overtake a replay on another stream that still reads the tables.
+      if (state_->launched && state_->last_stream != stream) {
+        STEPGRAPH_CUDA_CHECK(cudaDeviceSynchronize());
+      }
+    });
+  }
+  try {
+    if (delivery.settings.serial != 0) {
+      state_->set_settings(delivery.settings, plan().nodes.front());
+    }
+    STEPGRAPH_CUDA_CHECK(cudaGraphLaunch(state_->executable.get(), stream));
+  } catch (const cuda_error&) {
+    state_->step.not_delivered(pending());
+    throw;
+  }
+  state_->step.delivered(delivery, stream);
+  state_->last_stream = stream;
+  state_->launched = true;
+}
+
+step_status graph_executor::status() {
+  if (!state_) throw usage_error("the executor was released");
+  return state_->step.read_status();
+}
+
+void graph_executor::release() {
+  if (!state_) return;
+  const cuda::device_guard guard(state_->step.device());
+  STEPGRAPH_CUDA_CHECK(cudaDeviceSynchronize());
+  pending().close();
+  state_.reset();
+}
+
+std::vector<graph_node_info> graph_executor::nodes() const {
+  if (!state_) throw usage_error("the executor was released");
+  std::vector<graph_node_info> result;
+  for (std::size_t i = 0; i < state_->nodes.size(); ++i) {
+    cudaKernelNodeParams parameters = {};
+    STEPGRAPH_CUDA_CHECK(cudaGraphKernelNodeGetParams(state_->nodes[i], &parameters));
+    const char* function = nullptr;
+    STEPGRAPH_CUDA_CHECK(cudaFuncGetName(&function, parameters.func));
+    result.push_back({plan().nodes[i].name, function, parameters.gridDim.x, parameters.blockDim.x});
+  }
+  return result;
+}
+
+std::uint64_t graph_executor::instantiations() const noexcept {
+  return state_ ? state_->instantiations : 0;
+}
+
+}  // namespace stepgraph

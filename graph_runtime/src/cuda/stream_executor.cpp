@@ -1,0 +1,59 @@
+#include "stepgraph/cuda/stream_executor.hpp"
+
+#include "device_step.hpp"
+#include "stepgraph/cuda/capture_scope.hpp"
+#include "stepgraph/cuda/check.hpp"
+#include "stepgraph/error.hpp"
+
+namespace stepgraph {
+
+stream_executor::stream_executor(step_plan plan, cudaStream_t stream)
+    : executor(std::move(plan)),
+      step_(std::make_unique<cuda::device_step>(this->plan(), tables(), stream)) {}
+
+stream_executor::~stream_executor() = default;
+stream_executor::stream_executor(stream_executor&&) noexcept = default;
+stream_executor& stream_executor::operator=(stream_executor&&) noexcept = default;
+
+void stream_executor::check_memory(const void* data, const std::string& tensor,
+                                   operand_kind operand) const {
+  cuda::check_device_memory(data, step_->device(), tensor, operand);
+}
+
+void stream_executor::launch(cudaStream_t stream) {
+  const cuda::device_guard guard(step_->device());
+  cuda::device_step::delivery delivery;
+  if (!cuda::is_capturing(stream) && pending().any()) {
+    delivery = step_->take(pending(), stream, [] {});
+  }
+  for (std::size_t node = 0; node < plan().nodes.size(); ++node) {
+    try {
+      step_->enqueue(node, delivery.settings, stream);
+    } catch (const cuda_error&) {
+      // Nothing that would have read the settings was enqueued.
+      if (node == 0) step_->not_delivered(pending());
+      throw;
+    }
+    if (node == 0) step_->delivered(delivery, stream);
+  }
+}
+
+void stream_executor::deliver_async(cudaStream_t stream) {
+  const cuda::device_guard guard(step_->device());
+  if (cuda::is_capturing(stream)) {
+    throw capture_error(
+        "values cannot be delivered on a stream that is being captured: every "
+        "replay would repeat them");
+  }
+  if (!pending().any()) return;
+  const cuda::device_step::delivery delivery = step_->take(pending(), stream, [] {});
+  if (delivery.settings.serial == 0) return;
+  const cudaError_t status = cuda::launch_apply_settings(step_->block(), delivery.settings, stream);
+  if (status != cudaSuccess) step_->not_delivered(pending());
+  STEPGRAPH_CUDA_CHECK(status);
+  step_->delivered(delivery, stream);
+}
+
+step_status stream_executor::status() { return step_->read_status(); }
+
+}  // namespace stepgraph

@@ -1,0 +1,133 @@
+#include "stepgraph/executor.hpp"
+
+#include <fmt/format.h>
+
+#include "option_checks.hpp"
+#include "pending_changes.hpp"
+#include "step_tables.hpp"
+#include "stepgraph/error.hpp"
+
+namespace stepgraph {
+
+const char* name_of(operand_kind kind) {
+  switch (kind) {
+    case operand_kind::parameter:
+      return "parameter";
+    case operand_kind::gradient:
+      return "gradient";
+    case operand_kind::master:
+      return "master";
+    case operand_kind::exp_avg:
+      return "exp_avg";
+    case operand_kind::exp_avg_sq:
+      return "exp_avg_sq";
+  }
+  return "unknown";
+}
+
+executor::executor(step_plan plan)
+    : plan_(std::make_unique<const step_plan>(std::move(plan))),
+      tables_(std::make_unique<detail::step_tables>(*plan_)),
+      pending_(std::make_unique<detail::pending_changes>(plan_->groups.size())) {
+  if (plan_->shapes_only) {
+    throw usage_error("the plan was built to inspect shapes, expected a plan with memory");
+  }
+}
+
+executor::~executor() = default;
+executor::executor(executor&&) noexcept = default;
+executor& executor::operator=(executor&&) noexcept = default;
+
+const step_plan& executor::plan() const noexcept { return *plan_; }
+
+void executor::check_group(group_id group) const {
+  if (group >= plan_->groups.size()) {
+    throw usage_error(fmt::format("group {} does not exist, the plan has {} groups", group,
+                                  plan_->groups.size()));
+  }
+}
+
+bool executor::measures_norm() const {
+  return plan_->options.skip_non_finite || plan_->options.max_grad_norm > 0.0;
+}
+
+void executor::set_learning_rate(group_id group, double value) {
+  check_group(group);
+  detail::check_learning_rate(plan_->groups[group].name, value);
+  pending_->set(group, setting_field::learning_rate, value);
+}
+
+void executor::resume_schedule(group_id group) {
+  check_group(group);
+  if (!plan_->groups[group].schedule) {
+    throw usage_error(
+        fmt::format("group '{}': has no schedule to resume", plan_->groups[group].name));
+  }
+  pending_->set(group, setting_field::resume_schedule, 0.0);
+}
+
+void executor::set_weight_decay(group_id group, double value) {
+  check_group(group);
+  detail::check_weight_decay(plan_->groups[group].name, value);
+  pending_->set(group, setting_field::weight_decay, value);
+}
+
+void executor::set_betas(group_id group, double beta1, double beta2) {
+  check_group(group);
+  detail::check_betas(plan_->groups[group].name, beta1, beta2);
+  pending_->set(group, setting_field::beta1, beta1);
+  pending_->set(group, setting_field::beta2, beta2);
+}
+
+void executor::set_eps(group_id group, double value) {
+  check_group(group);
+  detail::check_eps(plan_->groups[group].name, value);
+  pending_->set(group, setting_field::eps, value);
+}
+
+void executor::set_group_step(group_id group, std::uint64_t step) {
+  check_group(group);
+  // Settings travel as doubles, which are exact up to 2^53 steps.
+  pending_->set(group, setting_field::group_step, static_cast<double>(step));
+}
+
+void executor::set_step(std::uint64_t step) {
+  pending_->set(whole_step, setting_field::step, static_cast<double>(step));
+}
+
+void executor::set_loss_scale(double value) {
+  detail::check_loss_scale(value);
+  pending_->set(whole_step, setting_field::loss_scale, value);
+}
+
+void executor::set_max_grad_norm(double value) {
+  detail::check_max_grad_norm(value);
+  if (!measures_norm()) {
+    throw usage_error(
+        "max_grad_norm cannot be set: the plan does not measure the gradient norm, expected a plan "
+        "with skip_non_finite or max_grad_norm");
+  }
+  pending_->set(whole_step, setting_field::max_grad_norm, value);
+}
+
+void executor::rebind(tensor_id tensor, operand_kind operand, void* data) {
+  if (tensor >= plan_->tensors.size()) {
+    throw usage_error(fmt::format("tensor {} does not exist, the plan has {} tensors", tensor,
+                                  plan_->tensors.size()));
+  }
+  const plan_tensor& planned = plan_->tensors[tensor];
+  const std::string& name = planned.operands.name;
+  const storage_format formats[] = {planned.signature.parameter, planned.signature.gradient,
+                                    planned.signature.master, planned.signature.exp_avg,
+                                    planned.signature.exp_avg_sq};
+  const storage_format format = formats[static_cast<int>(operand)];
+  if (format == storage_format::none) {
+    throw usage_error(fmt::format("tensor '{}': has no {} to re-bind", name, name_of(operand)));
+  }
+  const std::uint64_t numel = planned.operands.parameter.numel;
+  detail::check_address(name, name_of(operand), data, numel, format);
+  if (numel != 0) check_memory(data, name, operand);
+  pending_->change_tables([&] { tables_->rebind(tensor, operand, data); });
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,93 @@
+#include "option_checks.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "stepgraph/error.hpp"
+
+namespace stepgraph::detail {
+namespace {
+
+void check_not_negative(const std::string& group, const char* option, double value) {
+  if (!(value >= 0.0) || !std::isfinite(value)) {
+    throw usage_error(fmt::format("group '{}': {} is {}, expected a finite number of at least 0",
+                                  group, option, value));
+  }
+}
+
+void check_beta(const std::string& group, const char* option, double value) {
+  if (!(value >= 0.0 && value < 1.0)) {
+    throw usage_error(
+        fmt::format("group '{}': {} is {}, expected a number in [0, 1)", group, option, value));
+  }
+}
+
+}  // namespace
+
+void check_learning_rate(const std::string& group, double value) {
+  check_not_negative(group, "learning_rate", value);
+}
+
+void check_weight_decay(const std::string& group, double value) {
+  check_not_negative(group, "weight_decay", value);
+}
+
+void check_betas(const std::string& group, double beta1, double beta2) {
+  check_beta(group, "beta1", beta1);
+  check_beta(group, "beta2", beta2);
+}
+
+void check_eps(const std::string& group, double value) { check_not_negative(group, "eps", value); }
+
+void check_schedule(const std::string& group, const learning_rate_schedule& schedule) {
+  check_not_negative(group, "schedule.initial", schedule.initial);
+  check_not_negative(group, "schedule.maximum", schedule.maximum);
+  check_not_negative(group, "schedule.minimum", schedule.minimum);
+  if (schedule.shape != schedule_shape::constant && schedule.decay_steps <= schedule.warmup_steps) {
+    throw usage_error(
+        fmt::format("group '{}': schedule.decay_steps is {}, expected more than the {} of "
+                    "schedule.warmup_steps",
+                    group, schedule.decay_steps, schedule.warmup_steps));
+  }
+}
+
+void check_group_options(const group_options& options) {
+  check_learning_rate(options.name, options.learning_rate);
+  check_weight_decay(options.name, options.weight_decay);
+  check_betas(options.name, options.beta1, options.beta2);
+  check_eps(options.name, options.eps);
+  if (options.schedule) check_schedule(options.name, *options.schedule);
+}
+
+void check_loss_scale(double value) {
+  if (!(value > 0.0) || !std::isfinite(value)) {
+    throw usage_error(fmt::format("loss_scale is {}, expected a finite number above 0", value));
+  }
+}
+
+void check_max_grad_norm(double value) {
+  if (!(value >= 0.0)) {
+    throw usage_error(fmt::format(
+        "max_grad_norm is {}, expected a number of at least 0 (0: no clipping)", value));
+  }
+}
+
+void check_address(const std::string& tensor, const char* operand, const void* data,
+                   std::uint64_t numel, storage_format format) {
+  if (numel == 0) return;
+  if (data == nullptr) {
+    throw usage_error(
+        fmt::format("tensor '{}': {} is a null pointer, expected memory of {} "
+                    "elements of {}",
+                    tensor, operand, numel, name_of(format)));
+  }
+  const std::size_t size = element_size(format);
+  if (reinterpret_cast<std::uintptr_t>(data) % size != 0) {
+    throw usage_error(
+        fmt::format("tensor '{}': {} is at {}, expected a multiple of {} bytes for {}", tensor,
+                    operand, data, size, name_of(format)));
+  }
+}
+
+}  // namespace stepgraph::detail

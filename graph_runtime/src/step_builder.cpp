@@ -1,0 +1,211 @@
+#include "stepgraph/step_builder.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "option_checks.hpp"
+#include "stepgraph/error.hpp"
+#include "stepgraph/kernels/launch_shape.hpp"
+
+namespace stepgraph {
+namespace {
+
+/// One operand of a tensor with the word for it.
+struct named_view {
+  const char* name;
+  const tensor_view* view;
+};
+
+std::vector<named_view> operands_of(const tensor_operands& tensor) {
+  std::vector<named_view> views = {{"parameter", &tensor.parameter},
+                                   {"exp_avg", &tensor.exp_avg},
+                                   {"exp_avg_sq", &tensor.exp_avg_sq}};
+  if (tensor.gradient) views.push_back({"gradient", &*tensor.gradient});
+  if (tensor.master) views.push_back({"master", &*tensor.master});
+  return views;
+}
+
+void check_view(const std::string& tensor, const named_view& operand, const tensor_view& parameter,
+                plan_purpose purpose) {
+  const tensor_view& view = *operand.view;
+  if (view.format == storage_format::none) {
+    throw usage_error(fmt::format("tensor '{}': {} has no storage format", tensor, operand.name));
+  }
+  if (view.numel != parameter.numel) {
+    throw usage_error(fmt::format("tensor '{}': {} has {} elements, expected {} as the parameter",
+                                  tensor, operand.name, view.numel, parameter.numel));
+  }
+  if (view.device != parameter.device) {
+    throw usage_error(fmt::format("tensor '{}': {} is on {}, expected {} as the parameter", tensor,
+                                  operand.name, name_of(view.device), name_of(parameter.device)));
+  }
+  if (view.numel > std::numeric_limits<std::uint64_t>::max() / 8) {
+    throw usage_error(
+        fmt::format("tensor '{}': {} elements are more than memory can hold", tensor, view.numel));
+  }
+  if (purpose == plan_purpose::run) {
+    detail::check_address(tensor, operand.name, view.data, view.numel, view.format);
+  }
+}
+
+update_signature signature_of(const tensor_operands& tensor) {
+  update_signature signature;
+  signature.parameter = tensor.parameter.format;
+  signature.gradient = tensor.gradient->format;
+  signature.master = tensor.master ? tensor.master->format : storage_format::none;
+  signature.exp_avg = tensor.exp_avg.format;
+  signature.exp_avg_sq = tensor.exp_avg_sq.format;
+  return signature;
+}
+
+/// Refuses any two operands that share a byte: the step would read what it also writes, in an
+/// order that nobody defines.
+void check_overlaps(const std::vector<plan_tensor>& tensors) {
+  struct range {
+    std::uintptr_t begin;
+    std::uintptr_t end;
+    const std::string* tensor;
+    const char* operand;
+  };
+  std::vector<range> ranges;
+  for (const plan_tensor& tensor : tensors) {
+    for (const named_view& operand : operands_of(tensor.operands)) {
+      if (operand.view->numel == 0) continue;
+      const auto begin = reinterpret_cast<std::uintptr_t>(operand.view->data);
+      ranges.push_back({begin, begin + operand.view->numel * element_size(operand.view->format),
+                        &tensor.operands.name, operand.name});
+    }
+  }
+  std::sort(ranges.begin(), ranges.end(),
+            [](const range& a, const range& b) { return a.begin < b.begin; });
+  for (std::size_t i = 1; i < ranges.size(); ++i) {
+    if (ranges[i].begin < ranges[i - 1].end) {
+      throw usage_error(fmt::format(
+          "tensor '{}': {} shares memory with {} of tensor '{}', expected separate memory",
+          *ranges[i].tensor, ranges[i].operand, ranges[i - 1].operand, *ranges[i - 1].tensor));
+    }
+  }
+}
+
+/// Adds the tensors of a node to its sizes.
+void add_tensor_to(plan_node& node, tensor_id id, const plan_tensor& tensor,
+                   const step_options& options) {
+  const std::uint64_t numel = tensor.operands.parameter.numel;
+  const std::uint64_t gradient_bytes = numel * element_size(tensor.signature.gradient);
+  node.tensors.push_back(id);
+  node.chunks += chunk_count(numel);
+  if (node.kind == node_kind::grad_stats) {
+    node.bytes_read += gradient_bytes;
+    return;
+  }
+  const update_signature& s = tensor.signature;
+  const std::uint64_t state =
+      numel * (element_size(s.master) + element_size(s.exp_avg) + element_size(s.exp_avg_sq));
+  const std::uint64_t parameter = numel * element_size(s.parameter);
+  node.bytes_written += state + parameter + (options.zero_gradients ? gradient_bytes : 0);
+  node.bytes_read += state + gradient_bytes + (s.master == storage_format::none ? parameter : 0);
+}
+
+}  // namespace
+
+group_id step_builder::add_group(group_options options) {
+  const auto id = static_cast<group_id>(groups_.size());
+  if (options.name.empty()) options.name = fmt::format("group {}", id);
+  detail::check_group_options(options);
+  groups_.push_back(std::move(options));
+  return id;
+}
+
+tensor_id step_builder::add_tensor(group_id group, tensor_operands operands) {
+  if (group >= groups_.size()) {
+    throw usage_error(fmt::format("tensor '{}': group {} does not exist, {} groups were added",
+                                  operands.name, group, groups_.size()));
+  }
+  if (operands.name.empty()) throw usage_error("a tensor needs a name");
+  if (names_.contains(operands.name)) {
+    throw usage_error(fmt::format("tensor '{}': the name is taken", operands.name));
+  }
+  if (!operands.gradient) {
+    throw usage_error(fmt::format("tensor '{}': the parameter has no gradient", operands.name));
+  }
+  for (const named_view& operand : operands_of(operands)) {
+    check_view(operands.name, operand, operands.parameter, purpose_);
+  }
+  if (!tensors_.empty() &&
+      tensors_.front().operands.parameter.device != operands.parameter.device) {
+    throw usage_error(fmt::format("tensor '{}': is on {}, expected {} as tensor '{}'",
+                                  operands.name, name_of(operands.parameter.device),
+                                  name_of(tensors_.front().operands.parameter.device),
+                                  tensors_.front().operands.name));
+  }
+  const update_signature signature = signature_of(operands);
+  if (!is_supported(signature)) {
+    throw usage_error(fmt::format(
+        "tensor '{}': formats {} are not supported, expected parameter and gradient f32, f16 or "
+        "bf16, master none or f32, moments f32",
+        operands.name, name_of(signature)));
+  }
+  names_.insert(operands.name);
+  tensors_.push_back({std::move(operands), group, signature});
+  return static_cast<tensor_id>(tensors_.size() - 1);
+}
+
+void step_builder::set_options(const step_options& options) {
+  detail::check_loss_scale(options.loss_scale);
+  detail::check_max_grad_norm(options.max_grad_norm);
+  options_ = options;
+}
+
+step_plan step_builder::build() const {
+  if (purpose_ == plan_purpose::run) check_overlaps(tensors_);
+
+  step_plan plan;
+  plan.options = options_;
+  plan.groups = groups_;
+  plan.tensors = tensors_;
+  plan.shapes_only = purpose_ == plan_purpose::inspect;
+  if (!tensors_.empty()) plan.device = tensors_.front().operands.parameter.device;
+
+  plan_node advance;
+  const bool measured = options_.skip_non_finite || options_.max_grad_norm > 0.0;
+  advance.kind = measured ? node_kind::grad_stats : node_kind::advance_step;
+  advance.name = measured ? "grad_stats" : "advance_step";
+  std::vector<plan_node> updates;
+  for (tensor_id id = 0; id < tensors_.size(); ++id) {
+    const plan_tensor& tensor = tensors_[id];
+    if (tensor.operands.parameter.numel == 0) continue;
+    auto node = std::find_if(updates.begin(), updates.end(), [&](const plan_node& candidate) {
+      return candidate.signature == tensor.signature;
+    });
+    if (node == updates.end()) {
+      plan_node fresh;
+      fresh.name = "update/" + name_of(tensor.signature);
+      fresh.kind = node_kind::update;
+      fresh.signature = tensor.signature;
+      node = updates.insert(updates.end(), std::move(fresh));
+    }
+    add_tensor_to(*node, id, tensor, options_);
+  }
+  for (plan_node& node : updates) {
+    if (node.chunks > std::numeric_limits<std::int32_t>::max()) {
+      throw usage_error(fmt::format("node '{}': {} chunks are more than one launch can hold",
+                                    node.name, node.chunks));
+    }
+    node.blocks = static_cast<std::uint32_t>(node.chunks);
+    node.threads = update_threads;
+    if (measured) {
+      for (const tensor_id id : node.tensors) add_tensor_to(advance, id, tensors_[id], options_);
+    }
+  }
+  advance.blocks = measured ? statistics_blocks(advance.chunks) : 1;
+  advance.threads = measured ? statistics_threads : advance_step_threads;
+
+  plan.nodes.push_back(std::move(advance));
+  for (plan_node& node : updates) plan.nodes.push_back(std::move(node));
+  for (std::uint32_t i = 1; i < plan.nodes.size(); ++i) plan.edges.push_back({i - 1, i, true});
+  return plan;
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,42 @@
+#include "stepgraph/step_plan.hpp"
+
+#include <fmt/format.h>
+
+namespace stepgraph {
+
+std::uint64_t step_plan::parameter_count() const {
+  std::uint64_t count = 0;
+  for (const plan_tensor& tensor : tensors) count += tensor.operands.parameter.numel;
+  return count;
+}
+
+std::uint64_t step_plan::bytes_read() const {
+  std::uint64_t bytes = 0;
+  for (const plan_node& node : nodes) bytes += node.bytes_read;
+  return bytes;
+}
+
+std::uint64_t step_plan::bytes_written() const {
+  std::uint64_t bytes = 0;
+  for (const plan_node& node : nodes) bytes += node.bytes_written;
+  return bytes;
+}
+
+std::string to_dot(const step_plan& plan) {
+  std::string dot = "digraph step {\n  rankdir=LR;\n  node [shape=box];\n";
+  for (std::size_t i = 0; i < plan.nodes.size(); ++i) {
+    const plan_node& node = plan.nodes[i];
+    dot += fmt::format(
+        "  n{} [label=\"{}\\n{} tensors, {} blocks x {} threads\\nread {} B, write {} B\"];\n", i,
+        node.name, node.tensors.size(), node.blocks, node.threads, node.bytes_read,
+        node.bytes_written);
+  }
+  for (const plan_edge& edge : plan.edges) {
+    dot += fmt::format("  n{} -> n{} [label=\"{}\"];\n", edge.from, edge.to,
+                       edge.programmatic ? "programmatic" : "full");
+  }
+  dot += "}\n";
+  return dot;
+}
+
+}  // namespace stepgraph

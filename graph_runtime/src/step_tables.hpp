@@ -1,0 +1,44 @@
+#pragma once
+
+#include <vector>
+
+#include "stepgraph/executor.hpp"
+#include "stepgraph/kernels/step_block.hpp"
+
+namespace stepgraph::detail {
+
+/// The tables of a plan in host memory: the tensors in the plan's order, the chunks node by node.
+struct step_tables {
+  std::vector<tensor_descriptor> tensors;
+  std::vector<chunk_descriptor> chunks;
+
+  struct chunk_range {
+    std::uint64_t first = 0;
+    std::uint64_t count = 0;
+  };
+  std::vector<chunk_range> node_chunks;  ///< of each plan node
+
+  explicit step_tables(const step_plan& plan);
+
+  /// Points an operand elsewhere.
+  void rebind(tensor_id tensor, operand_kind operand, void* data);
+
+  /// The tables as seen by one node, at the addresses given.
+  tensor_table_view view_of_node(std::size_t node, const tensor_descriptor* tensors_at,
+                                 const chunk_descriptor* chunks_at) const;
+};
+
+/// The initial contents of an executor's step block.
+struct step_block_image {
+  step_scalars scalars;
+  step_settings step;
+  std::vector<group_settings> groups;
+  std::vector<group_progress> progress;
+
+  explicit step_block_image(const step_plan& plan);
+};
+
+/// A status from what was read back.
+step_status make_status(const step_scalars& scalars, const std::vector<group_progress>& progress);
+
+}  // namespace stepgraph::detail
