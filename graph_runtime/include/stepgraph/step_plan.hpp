@@ -51,7 +51,8 @@ struct tensor_operands {
 /// Options of the step as a whole.
 struct step_options {
   bool skip_non_finite = false;  ///< leave everything untouched when a gradient is not finite
-  double max_grad_norm = 0.0;    ///< clip the global L2 norm of the gradient; 0: no clipping
+  double max_grad_norm = 0.0;    ///< clip the global L2 norm of the gradient; 0: no clipping.
+                                 ///< Implies skip_non_finite: an infinite norm cannot be clipped
   double loss_scale = 1.0;       ///< gradients arrive multiplied by this
   bool zero_gradients = false;   ///< the update stores zeros into the gradients it has read
 };

@@ -44,7 +44,12 @@ class device_step {
       before_copy();
       copy_tensors(stream);
     });
-    return pack_settings();
+    try {
+      return pack_settings();
+    } catch (...) {
+      not_delivered(pending);
+      throw;
+    }
   }
 
   /// The launch that reads the delivery has been enqueued onto `stream`.
