@@ -21,6 +21,8 @@ const char* name_of(operand_kind kind) {
       return "exp_avg";
     case operand_kind::exp_avg_sq:
       return "exp_avg_sq";
+    case operand_kind::max_exp_avg_sq:
+      return "max_exp_avg_sq";
   }
   return "unknown";
 }
@@ -117,9 +119,9 @@ void executor::rebind(tensor_id tensor, operand_kind operand, void* data) {
   }
   const plan_tensor& planned = plan_->tensors[tensor];
   const std::string& name = planned.operands.name;
-  const storage_format formats[] = {planned.signature.parameter, planned.signature.gradient,
-                                    planned.signature.master, planned.signature.exp_avg,
-                                    planned.signature.exp_avg_sq};
+  const storage_format formats[] = {planned.signature.parameter,  planned.signature.gradient,
+                                    planned.signature.master,     planned.signature.exp_avg,
+                                    planned.signature.exp_avg_sq, planned.signature.max_exp_avg_sq};
   const storage_format format = formats[static_cast<int>(operand)];
   if (format == storage_format::none) {
     throw usage_error(fmt::format("tensor '{}': has no {} to re-bind", name, name_of(operand)));

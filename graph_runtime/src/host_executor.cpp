@@ -47,10 +47,10 @@ void host_executor::launch() {
              ++state_->serial};
   }
   const step_block_view block = state_->view();
-  const update_options options = {plan().options.zero_gradients};
+  const update_options options = detail::make_update_options(plan().options);
   for (std::size_t i = 0; i < plan().nodes.size(); ++i) {
     const tensor_table_view table =
-        tables().view_of_node(i, tables().tensors.data(), tables().chunks.data());
+        tables().view_of_node(i, tables().tensors.data(), tables().chunks.data(), nullptr);
     switch (plan().nodes[i].kind) {
       case node_kind::grad_stats:
         host::advance_step(block, batch, host::grad_stats(table));

@@ -24,6 +24,7 @@ std::vector<named_view> operands_of(const tensor_operands& tensor) {
                                    {"exp_avg_sq", &tensor.exp_avg_sq}};
   if (tensor.gradient) views.push_back({"gradient", &*tensor.gradient});
   if (tensor.master) views.push_back({"master", &*tensor.master});
+  if (tensor.max_exp_avg_sq) views.push_back({"max_exp_avg_sq", &*tensor.max_exp_avg_sq});
   return views;
 }
 
@@ -50,6 +51,34 @@ void check_view(const std::string& tensor, const named_view& operand, const tens
   }
 }
 
+/// Block-scaled states need their scales, FP8 parameters their scaling.
+void check_scales(const tensor_operands& tensor) {
+  if (tensor.parameter.numel == 0) return;
+  const auto check_state = [&](const char* name, const tensor_view& view) {
+    if (is_block_scaled(view.format) && view.scales == nullptr) {
+      throw usage_error(fmt::format("tensor '{}': {} is {} without scales, expected {} scale bytes",
+                                    tensor.name, name, name_of(view.format),
+                                    scale_count(view.numel)));
+    }
+  };
+  check_state("exp_avg", tensor.exp_avg);
+  check_state("exp_avg_sq", tensor.exp_avg_sq);
+  if (tensor.master) check_state("master", *tensor.master);
+  if (tensor.max_exp_avg_sq) check_state("max_exp_avg_sq", *tensor.max_exp_avg_sq);
+
+  if (!is_fp8(tensor.parameter.format)) return;
+  if (!tensor.parameter_scaling) {
+    throw usage_error(
+        fmt::format("tensor '{}': parameter is {} without scaling, expected scale, "
+                    "amax and scale_inv",
+                    tensor.name, name_of(tensor.parameter.format)));
+  }
+  const fp8_scaling& scaling = *tensor.parameter_scaling;
+  detail::check_address(tensor.name, "scale", scaling.scale, 1, storage_format::f32);
+  detail::check_address(tensor.name, "amax", scaling.amax, 1, storage_format::f32);
+  detail::check_address(tensor.name, "scale_inv", scaling.scale_inv, 1, storage_format::f32);
+}
+
 update_signature signature_of(const tensor_operands& tensor) {
   update_signature signature;
   signature.parameter = tensor.parameter.format;
@@ -57,6 +86,7 @@ update_signature signature_of(const tensor_operands& tensor) {
   signature.master = tensor.master ? tensor.master->format : storage_format::none;
   signature.exp_avg = tensor.exp_avg.format;
   signature.exp_avg_sq = tensor.exp_avg_sq.format;
+  if (tensor.max_exp_avg_sq) signature.max_exp_avg_sq = tensor.max_exp_avg_sq->format;
   return signature;
 }
 
@@ -76,6 +106,11 @@ void check_overlaps(const std::vector<plan_tensor>& tensors) {
       const auto begin = reinterpret_cast<std::uintptr_t>(operand.view->data);
       ranges.push_back({begin, begin + operand.view->numel * element_size(operand.view->format),
                         &tensor.operands.name, operand.name});
+      if (operand.view->scales != nullptr) {
+        const auto scales = reinterpret_cast<std::uintptr_t>(operand.view->scales);
+        ranges.push_back({scales, scales + scale_count(operand.view->numel), &tensor.operands.name,
+                          operand.name});
+      }
     }
   }
   std::sort(ranges.begin(), ranges.end(),
@@ -100,12 +135,11 @@ void add_tensor_to(plan_node& node, tensor_id id, const plan_tensor& tensor,
     node.bytes_read += gradient_bytes;
     return;
   }
-  const update_signature& s = tensor.signature;
-  const std::uint64_t state =
-      numel * (element_size(s.master) + element_size(s.exp_avg) + element_size(s.exp_avg_sq));
-  const std::uint64_t parameter = numel * element_size(s.parameter);
-  node.bytes_written += state + parameter + (options.zero_gradients ? gradient_bytes : 0);
-  node.bytes_read += state + gradient_bytes + (s.master == storage_format::none ? parameter : 0);
+  const update_signature& signature = tensor.signature;
+  const std::uint64_t scales = block_scaled_operands(signature) * scale_count(numel);
+  node.bytes_read += numel * bytes_read_per_element(signature) + scales;
+  node.bytes_written += numel * bytes_written_per_element(signature) + scales +
+                        (options.zero_gradients ? gradient_bytes : 0);
 }
 
 }  // namespace
@@ -141,12 +175,10 @@ tensor_id step_builder::add_tensor(group_id group, tensor_operands operands) {
                                   tensors_.front().operands.name));
   }
   const update_signature signature = signature_of(operands);
-  if (!is_supported(signature)) {
-    throw usage_error(fmt::format(
-        "tensor '{}': formats {} are not supported, expected parameter and gradient f32, f16 or "
-        "bf16, master none or f32, moments f32",
-        operands.name, name_of(signature)));
+  if (const std::string reason = why_unsupported(signature); !reason.empty()) {
+    throw usage_error(fmt::format("tensor '{}': {}", operands.name, reason));
   }
+  if (purpose_ == plan_purpose::run) check_scales(operands);
   names_.insert(operands.name);
   tensors_.push_back({std::move(operands), group, signature});
   return static_cast<tensor_id>(tensors_.size() - 1);

@@ -3,7 +3,8 @@
 namespace stepgraph::detail {
 namespace {
 
-void* address_of(const std::optional<tensor_view>& view) { return view ? view->data : nullptr; }
+/// The view, or an empty one.
+tensor_view view_of(const std::optional<tensor_view>& view) { return view ? *view : tensor_view{}; }
 
 }  // namespace
 
@@ -12,10 +13,18 @@ step_tables::step_tables(const step_plan& plan) {
   for (const plan_tensor& tensor : plan.tensors) {
     tensor_descriptor descriptor;
     descriptor.parameter = tensor.operands.parameter.data;
-    descriptor.gradient = address_of(tensor.operands.gradient);
-    descriptor.master = address_of(tensor.operands.master);
+    descriptor.gradient = view_of(tensor.operands.gradient).data;
+    descriptor.master = view_of(tensor.operands.master).data;
+    descriptor.master_scales = view_of(tensor.operands.master).scales;
     descriptor.exp_avg = tensor.operands.exp_avg.data;
+    descriptor.exp_avg_scales = tensor.operands.exp_avg.scales;
     descriptor.exp_avg_sq = tensor.operands.exp_avg_sq.data;
+    descriptor.exp_avg_sq_scales = tensor.operands.exp_avg_sq.scales;
+    descriptor.max_exp_avg_sq = view_of(tensor.operands.max_exp_avg_sq).data;
+    descriptor.max_exp_avg_sq_scales = view_of(tensor.operands.max_exp_avg_sq).scales;
+    if (tensor.operands.parameter_scaling) {
+      descriptor.parameter_scaling = *tensor.operands.parameter_scaling;
+    }
     descriptor.numel = tensor.operands.parameter.numel;
     descriptor.group = tensor.group;
     descriptor.signature = tensor.signature;
@@ -50,14 +59,18 @@ void step_tables::rebind(tensor_id tensor, operand_kind operand, void* data) {
     case operand_kind::exp_avg_sq:
       descriptor.exp_avg_sq = data;
       break;
+    case operand_kind::max_exp_avg_sq:
+      descriptor.max_exp_avg_sq = data;
+      break;
   }
   descriptor.vectorizable = all_operands_aligned(descriptor);
 }
 
 tensor_table_view step_tables::view_of_node(std::size_t node, const tensor_descriptor* tensors_at,
-                                            const chunk_descriptor* chunks_at) const {
+                                            const chunk_descriptor* chunks_at,
+                                            std::uint32_t* arrivals_at) const {
   const chunk_range& range = node_chunks[node];
-  return {tensors_at, chunks_at + range.first, range.count};
+  return {tensors_at, chunks_at + range.first, range.count, arrivals_at};
 }
 
 step_block_image::step_block_image(const step_plan& plan) {
@@ -82,6 +95,10 @@ step_block_image::step_block_image(const step_plan& plan) {
     progress.push_back({options.step, 0.0});
     scalars.step = scalars.step < options.step ? options.step : scalars.step;
   }
+}
+
+update_options make_update_options(const step_options& options) {
+  return {options.zero_gradients, options.stochastic_rounding, options.seed};
 }
 
 step_status make_status(const step_scalars& scalars, const std::vector<group_progress>& progress) {

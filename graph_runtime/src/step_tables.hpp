@@ -25,7 +25,8 @@ struct step_tables {
 
   /// The tables as seen by one node, at the addresses given.
   tensor_table_view view_of_node(std::size_t node, const tensor_descriptor* tensors_at,
-                                 const chunk_descriptor* chunks_at) const;
+                                 const chunk_descriptor* chunks_at,
+                                 std::uint32_t* arrivals_at) const;
 };
 
 /// The initial contents of an executor's step block.
@@ -37,6 +38,9 @@ struct step_block_image {
 
   explicit step_block_image(const step_plan& plan);
 };
+
+/// The options of an update node.
+update_options make_update_options(const step_options& options);
 
 /// A status from what was read back.
 step_status make_status(const step_scalars& scalars, const std::vector<group_progress>& progress);

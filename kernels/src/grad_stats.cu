@@ -1,6 +1,6 @@
 #include "advance_step_block.cuh"
 #include "dependent_launch.cuh"
-#include "operand_access.cuh"
+#include "operand_formats.cuh"
 #include "stepgraph/kernels/cuda_launch.hpp"
 #include "stepgraph/math/sum_of_squares.hpp"
 
@@ -55,7 +55,7 @@ __device__ __forceinline__ math::scaled_sum add_chunk(const tensor_descriptor& t
                                                       std::uint32_t& non_finite) {
   constexpr int width = 16 / sizeof(typename math::format_traits<Format>::storage);
   constexpr int passes = chunk_elements / (threads * width);
-  const static_operand<Format> operand(Format);
+  const plain_operand<Format> operand{tensor.gradient};
 
   float_pack<width> gradient[passes];
   const bool whole = tensor.vectorizable && count == static_cast<int>(chunk_elements);
@@ -63,9 +63,8 @@ __device__ __forceinline__ math::scaled_sum add_chunk(const tensor_descriptor& t
   for (int pass = 0; pass < passes; ++pass) {
     const int offset = (pass * threads + static_cast<int>(threadIdx.x)) * width;
     gradient[pass] =
-        whole ? operand.template load<width>(tensor.gradient, vector_access{begin + offset})
-              : operand.template load<width>(tensor.gradient,
-                                             element_access{begin + offset, 1, count - offset});
+        whole ? operand.template load<width>(vector_access{begin + offset})
+              : operand.template load<width>(element_access{begin + offset, 1, count - offset});
   }
   math::scaled_sum sums[width] = {};
 #pragma unroll
@@ -87,17 +86,11 @@ __device__ __forceinline__ math::scaled_sum add_chunk(const tensor_descriptor& t
 __device__ __forceinline__ math::scaled_sum add_chunk(const tensor_descriptor& tensor,
                                                       std::uint64_t begin, int count,
                                                       std::uint32_t& non_finite) {
-  switch (tensor.signature.gradient) {
-    case storage_format::f32:
-      return add_chunk<storage_format::f32>(tensor, begin, count, non_finite);
-    case storage_format::f16:
-      return add_chunk<storage_format::f16>(tensor, begin, count, non_finite);
-    case storage_format::bf16:
-      return add_chunk<storage_format::bf16>(tensor, begin, count, non_finite);
-    case storage_format::none:
-      break;
-  }
-  return {};
+  math::scaled_sum sum;
+  table_format(tensor.signature.gradient)
+      .visit<storage_format::f32, storage_format::f16, storage_format::bf16>(
+          [&](auto format) { sum = add_chunk<format.value>(tensor, begin, count, non_finite); });
+  return sum;
 }
 
 __global__ void __launch_bounds__(threads)

@@ -2,17 +2,14 @@
 
 #include <cstdint>
 
-#include "stepgraph/math/rounding.hpp"
-#include "stepgraph/math/storage_format.hpp"
-
-/// The memory layer of the device: moves a few elements of one operand between memory and f32
-/// registers. It knows formats and addresses, and nothing of what is computed.
+/// Memory movement of the device: moves a few elements of one operand between memory and
+/// registers. It knows addresses and element sizes, and nothing of formats or of what is computed.
 namespace stepgraph::cuda {
 
-/// A few elements in registers.
-template <int Width>
-struct float_pack {
-  float value[Width];
+/// A few elements as they are stored.
+template <class Storage, int Width>
+struct stored_pack {
+  Storage element[Width];
 };
 
 /// Width consecutive elements from `first`, which is a multiple of Width in a tensor whose
@@ -21,8 +18,8 @@ struct vector_access {
   std::uint64_t first;
 };
 
-/// Elements first, first + stride, ... of which `count` exist: one access an element, coalesced
-/// over the warp whatever the alignment. Elements past `count` read as zero and are not written.
+/// Elements first, first + stride, ... of which `count` exist: one access an element, whatever the
+/// alignment. Elements past `count` read as zero bits and are not written.
 struct element_access {
   std::uint64_t first;
   std::uint32_t stride;
@@ -53,137 +50,76 @@ struct raw_words<16> {
   using type = uint4;
 };
 
-/// Loads and stores of one operand whose format is known at compile time.
-template <storage_format Format>
-struct static_operand {
-  using traits = math::format_traits<Format>;
-  using storage = typename traits::storage;
-
-  __device__ explicit static_operand(storage_format) {}
-  static __device__ constexpr bool exists() { return true; }
-
-  template <int Width>
-  __device__ __forceinline__ float_pack<Width> load(const void* base, vector_access at) const {
-    constexpr int per_access = 16 / sizeof(storage) < Width ? 16 / sizeof(storage) : Width;
-    using words = typename raw_words<per_access * sizeof(storage)>::type;
-    const auto* source = in_global_memory(
-        reinterpret_cast<const words*>(static_cast<const storage*>(base) + at.first));
-    float_pack<Width> pack;
-#pragma unroll
-    for (int access = 0; access < Width / per_access; ++access) {
-      union {
-        words raw;
-        storage element[per_access];
-      } bits;
-      bits.raw = source[access];
-#pragma unroll
-      for (int i = 0; i < per_access; ++i) {
-        pack.value[access * per_access + i] = traits::decode(bits.element[i]);
-      }
-    }
-    return pack;
-  }
-
-  template <int Width>
-  __device__ __forceinline__ void store(void* base, vector_access at,
-                                        const float_pack<Width>& pack) const {
-    constexpr int per_access = 16 / sizeof(storage) < Width ? 16 / sizeof(storage) : Width;
-    using words = typename raw_words<per_access * sizeof(storage)>::type;
-    auto* target =
-        in_global_memory(reinterpret_cast<words*>(static_cast<storage*>(base) + at.first));
-#pragma unroll
-    for (int access = 0; access < Width / per_access; ++access) {
-      union {
-        words raw;
-        storage element[per_access];
-      } bits;
-#pragma unroll
-      for (int i = 0; i < per_access; ++i) {
-        bits.element[i] = traits::encode(pack.value[access * per_access + i]);
-      }
-      target[access] = bits.raw;
-    }
-  }
-
-  template <int Width>
-  __device__ __forceinline__ float_pack<Width> load(const void* base, element_access at) const {
-    const storage* source = in_global_memory(static_cast<const storage*>(base) + at.first);
-    float_pack<Width> pack;
-#pragma unroll
-    for (int i = 0; i < Width; ++i) {
-      pack.value[i] = i < at.count ? traits::decode(source[i * at.stride]) : 0.0f;
-    }
-    return pack;
-  }
-
-  template <int Width>
-  __device__ __forceinline__ void store(void* base, element_access at,
-                                        const float_pack<Width>& pack) const {
-    storage* target = in_global_memory(static_cast<storage*>(base) + at.first);
-#pragma unroll
-    for (int i = 0; i < Width; ++i) {
-      if (i < at.count) target[i * at.stride] = traits::encode(pack.value[i]);
-    }
-  }
+/// How Width elements of Storage split into accesses of at most 16 bytes.
+template <class Storage, int Width>
+struct vector_split {
+  static constexpr int per_access = 16 / static_cast<int>(sizeof(Storage)) < Width
+                                        ? 16 / static_cast<int>(sizeof(Storage))
+                                        : Width;
+  static constexpr int accesses = Width / per_access;
+  using words = typename raw_words<per_access* static_cast<int>(sizeof(Storage))>::type;
+  union bits {
+    words raw;
+    Storage element[per_access];
+  };
 };
 
-/// An operand that does not exist.
-template <>
-struct static_operand<storage_format::none> {
-  __device__ explicit static_operand(storage_format) {}
-  static __device__ constexpr bool exists() { return false; }
-  template <int Width, class Access>
-  __device__ __forceinline__ float_pack<Width> load(const void*, Access) const {
-    return {};
+template <class Storage, int Width>
+__device__ __forceinline__ stored_pack<Storage, Width> load_stored(const void* base,
+                                                                   vector_access at) {
+  using split = vector_split<Storage, Width>;
+  const auto* source = in_global_memory(
+      reinterpret_cast<const typename split::words*>(static_cast<const Storage*>(base) + at.first));
+  stored_pack<Storage, Width> pack;
+#pragma unroll
+  for (int access = 0; access < split::accesses; ++access) {
+    typename split::bits bits;
+    bits.raw = source[access];
+#pragma unroll
+    for (int i = 0; i < split::per_access; ++i) {
+      pack.element[access * split::per_access + i] = bits.element[i];
+    }
   }
-  template <int Width, class Access>
-  __device__ __forceinline__ void store(void*, Access, const float_pack<Width>&) const {}
-};
+  return pack;
+}
 
-/// Calls `body` with the static operand of a format that is known only at run time. The format is
-/// the same for a whole block, so the branch is uniform.
-template <class Body>
-__device__ __forceinline__ void with_static_operand(storage_format format, Body&& body) {
-  // The compiler must not see that two switches test the same value: it would thread one path
-  // through all of them for every combination of formats.
-  unsigned int opaque = static_cast<unsigned int>(format);
-  asm volatile("" : "+r"(opaque));
-  switch (static_cast<storage_format>(opaque)) {
-    case storage_format::none:
-      body(static_operand<storage_format::none>(format));
-      break;
-    case storage_format::f32:
-      body(static_operand<storage_format::f32>(format));
-      break;
-    case storage_format::f16:
-      body(static_operand<storage_format::f16>(format));
-      break;
-    case storage_format::bf16:
-      body(static_operand<storage_format::bf16>(format));
-      break;
+template <class Storage, int Width>
+__device__ __forceinline__ void store_stored(void* base, vector_access at,
+                                             const stored_pack<Storage, Width>& pack) {
+  using split = vector_split<Storage, Width>;
+  auto* target = in_global_memory(
+      reinterpret_cast<typename split::words*>(static_cast<Storage*>(base) + at.first));
+#pragma unroll
+  for (int access = 0; access < split::accesses; ++access) {
+    typename split::bits bits;
+#pragma unroll
+    for (int i = 0; i < split::per_access; ++i) {
+      bits.element[i] = pack.element[access * split::per_access + i];
+    }
+    target[access] = bits.raw;
   }
 }
 
-/// Loads and stores of one operand whose format is read from the tensor table.
-struct dynamic_operand {
-  storage_format format;
-
-  __device__ explicit dynamic_operand(storage_format stored) : format(stored) {}
-  __device__ bool exists() const { return format != storage_format::none; }
-
-  template <int Width, class Access>
-  __device__ __forceinline__ float_pack<Width> load(const void* base, Access at) const {
-    float_pack<Width> pack = {};
-    with_static_operand(format,
-                        [&](auto operand) { pack = operand.template load<Width>(base, at); });
-    return pack;
+template <class Storage, int Width>
+__device__ __forceinline__ stored_pack<Storage, Width> load_stored(const void* base,
+                                                                   element_access at) {
+  const Storage* source = in_global_memory(static_cast<const Storage*>(base) + at.first);
+  stored_pack<Storage, Width> pack;
+#pragma unroll
+  for (int i = 0; i < Width; ++i) {
+    pack.element[i] = i < at.count ? source[i * at.stride] : Storage{};
   }
+  return pack;
+}
 
-  template <int Width, class Access>
-  __device__ __forceinline__ void store(void* base, Access at,
-                                        const float_pack<Width>& pack) const {
-    with_static_operand(format, [&](auto operand) { operand.store(base, at, pack); });
+template <class Storage, int Width>
+__device__ __forceinline__ void store_stored(void* base, element_access at,
+                                             const stored_pack<Storage, Width>& pack) {
+  Storage* target = in_global_memory(static_cast<Storage*>(base) + at.first);
+#pragma unroll
+  for (int i = 0; i < Width; ++i) {
+    if (i < at.count) target[i * at.stride] = pack.element[i];
   }
-};
+}
 
 }  // namespace stepgraph::cuda

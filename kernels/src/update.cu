@@ -4,29 +4,18 @@
 namespace stepgraph::cuda {
 namespace {
 
-using update_kernel_pointer = void (*)(tensor_table_view, step_block_view, update_options);
-
-template <storage_format Parameter, storage_format Gradient, storage_format Master,
-          storage_format ExpAvg, storage_format ExpAvgSq>
-using tuned_operands =
-    update_operands<static_operand<Parameter>, static_operand<Gradient>, static_operand<Master>,
-                    static_operand<ExpAvg>, static_operand<ExpAvgSq>>;
-
-using generic_operands = update_operands<dynamic_operand, dynamic_operand, dynamic_operand,
-                                         dynamic_operand, dynamic_operand>;
+using update_kernel_pointer = void (*)(tensor_table_view, terms_in_memory, update_options);
 
 update_kernel_pointer kernel_of(const update_signature& signature) {
-#define STEPGRAPH_TUNED_SIGNATURE(parameter, gradient, master, exp_avg, exp_avg_sq)          \
-  if (signature == update_signature{storage_format::parameter, storage_format::gradient,     \
-                                    storage_format::master, storage_format::exp_avg,         \
-                                    storage_format::exp_avg_sq}) {                           \
-    return update_kernel<tuned_operands<storage_format::parameter, storage_format::gradient, \
-                                        storage_format::master, storage_format::exp_avg,     \
-                                        storage_format::exp_avg_sq>>;                        \
+  using enum storage_format;
+#define STEPGRAPH_TUNED_SIGNATURE(parameter, gradient, master, exp_avg, exp_avg_sq)       \
+  if (signature == update_signature{parameter, gradient, master, exp_avg, exp_avg_sq}) {  \
+    return update_kernel<tuned_formats<parameter, gradient, master, exp_avg, exp_avg_sq>, \
+                         terms_in_memory>;                                                \
   }
 #include "stepgraph/kernels/tuned_signatures.def"
 #undef STEPGRAPH_TUNED_SIGNATURE
-  return update_kernel<generic_operands>;
+  return update_kernel<generic_formats, terms_in_memory>;
 }
 
 }  // namespace
@@ -35,7 +24,7 @@ cudaError_t launch_update(const update_signature& signature, const tensor_table_
                           const step_block_view& block, const update_options& options,
                           launch_order order, cudaStream_t stream) {
   return launch(kernel_of(signature), static_cast<std::uint32_t>(table.chunk_count), update_threads,
-                order, stream, table, block, options);
+                order, stream, table, terms_in_memory{block}, options);
 }
 
 cudaError_t update_kernel_resources(const update_signature& signature, kernel_resources* result) {

@@ -32,9 +32,16 @@ struct step_status {
 };
 
 /// Which memory of a tensor a binding names.
-enum class operand_kind : std::uint8_t { parameter, gradient, master, exp_avg, exp_avg_sq };
+enum class operand_kind : std::uint8_t {
+  parameter,
+  gradient,
+  master,
+  exp_avg,
+  exp_avg_sq,
+  max_exp_avg_sq,
+};
 
-/// "parameter", "gradient", "master", "exp_avg", "exp_avg_sq".
+/// "parameter", "gradient", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq".
 const char* name_of(operand_kind kind);
 
 /// What the three executors share: a plan, and the values that can be changed while it runs.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "stepgraph/kernels/signature.hpp"
+#include "stepgraph/kernels/tensor_table.hpp"
 #include "stepgraph/math/schedule.hpp"
 #include "stepgraph/tensor_view.hpp"
 
@@ -40,12 +41,17 @@ struct group_options {
 struct tensor_operands {
   std::string name;  ///< the user's name for it; every message about the tensor carries it
   tensor_view parameter = {};
-  std::optional<tensor_view> gradient =
-      {};  ///< required; optional so that its absence can be reported
-  std::optional<tensor_view> master = {};  ///< f32 copy that the update works on; the parameter is
-                                           ///< then its rounded copy and is only written
-  tensor_view exp_avg = {};                ///< first moment
-  tensor_view exp_avg_sq = {};             ///< second moment
+  /// Required; optional so that its absence can be reported.
+  std::optional<tensor_view> gradient = {};
+  /// What the update works on, where there is one; the parameter is then its rounded copy. f32, f16
+  /// (block-scaled), or the remainder that completes a bf16 parameter.
+  std::optional<tensor_view> master = {};
+  tensor_view exp_avg = {};     ///< first moment
+  tensor_view exp_avg_sq = {};  ///< second moment
+  /// Largest second moment so far (AMSGrad), in the format of exp_avg_sq.
+  std::optional<tensor_view> max_exp_avg_sq = {};
+  /// Required for an e4m3 or e5m2 parameter: three f32 on the same device.
+  std::optional<fp8_scaling> parameter_scaling = {};
 };
 
 /// Options of the step as a whole.
@@ -55,6 +61,11 @@ struct step_options {
                                  ///< Implies skip_non_finite: an infinite norm cannot be clipped
   double loss_scale = 1.0;       ///< gradients arrive multiplied by this
   bool zero_gradients = false;   ///< the update stores zeros into the gradients it has read
+  /// Round bf16 parameters without master up or down at random, in proportion to the distance, so
+  /// that updates smaller than their last place survive on average. Keyed by seed, step, tensor and
+  /// element: replays differ, reruns repeat.
+  bool stochastic_rounding = false;
+  std::uint64_t seed = 0;  ///< of the stochastic rounding
 };
 
 enum class node_kind : std::uint8_t {

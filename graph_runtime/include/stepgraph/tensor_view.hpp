@@ -27,6 +27,10 @@ struct tensor_view {
   std::uint64_t numel = 0;  ///< elements
   storage_format format = storage_format::f32;
   device_location device = {};
+  /// Of a block-scaled master or moment (f16, e4m3): scale_count(numel) bytes on the same device,
+  /// each 127 + the exponent of the power of two that multiplies 128 consecutive elements. A state
+  /// that starts at zero may start with any scales.
+  std::uint8_t* scales = nullptr;
 };
 
 }  // namespace stepgraph

@@ -52,12 +52,21 @@ void check_all_memory(const step_plan& plan, int device) {
     if (operands.parameter.numel == 0) continue;
     const auto check = [&](const tensor_view& view, operand_kind kind) {
       check_device_memory(view.data, device, operands.name, kind);
+      if (view.scales != nullptr) check_device_memory(view.scales, device, operands.name, kind);
     };
     check(operands.parameter, operand_kind::parameter);
     check(*operands.gradient, operand_kind::gradient);
     if (operands.master) check(*operands.master, operand_kind::master);
     check(operands.exp_avg, operand_kind::exp_avg);
     check(operands.exp_avg_sq, operand_kind::exp_avg_sq);
+    if (operands.max_exp_avg_sq) check(*operands.max_exp_avg_sq, operand_kind::max_exp_avg_sq);
+    if (operands.parameter_scaling) {
+      const fp8_scaling& scaling = *operands.parameter_scaling;
+      for (const float* scalar : {scaling.scale, static_cast<const float*>(scaling.amax),
+                                  static_cast<const float*>(scaling.scale_inv)}) {
+        check_device_memory(scalar, device, operands.name, operand_kind::parameter);
+      }
+    }
   }
 }
 
@@ -96,6 +105,7 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   const std::size_t progress_at = layout.reserve<group_progress>(groups);
   const std::size_t terms_at = layout.reserve<math::adam_terms>(groups);
   const std::size_t arrivals_at = layout.reserve<std::uint32_t>(1);
+  const std::size_t tensor_arrivals_at = layout.reserve<std::uint32_t>(tables.tensors.size());
   const std::size_t tensors_at = layout.reserve<tensor_descriptor>(tables.tensors.size());
   const std::size_t chunks_at = layout.reserve<chunk_descriptor>(tables.chunks.size());
   const std::size_t uploaded = layout.size();
@@ -103,7 +113,7 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   const std::size_t non_finite_at = layout.reserve<std::uint32_t>(partials);
   memory_ = allocate_device(layout.size());
 
-  // The upload's source: zero where nothing is written, as the arrival counter must be.
+  // The upload's source: zero where nothing is written, as the arrival counters must be.
   std::vector<std::byte> staged(uploaded);
   const auto stage = [&](std::size_t offset, const auto* source, std::size_t count) {
     if (count != 0) std::memcpy(staged.data() + offset, source, count * sizeof(*source));
@@ -128,6 +138,7 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   block_.terms = reinterpret_cast<math::adam_terms*>(at(terms_at));
   block_.group_count = static_cast<std::uint32_t>(groups);
   tensors_ = reinterpret_cast<tensor_descriptor*>(at(tensors_at));
+  tensor_arrivals_ = reinterpret_cast<std::uint32_t*>(at(tensor_arrivals_at));
   chunks_ = reinterpret_cast<chunk_descriptor*>(at(chunks_at));
   workspace_.sums = reinterpret_cast<double*>(at(sums_at));
   workspace_.non_finite = reinterpret_cast<std::uint32_t*>(at(non_finite_at));
@@ -139,7 +150,7 @@ device_step::~device_step() = default;
 void device_step::enqueue(std::size_t node, const settings_batch& settings,
                           cudaStream_t stream) const {
   const plan_node& planned = plan_.nodes[node];
-  const tensor_table_view table = tables_.view_of_node(node, tensors_, chunks_);
+  const tensor_table_view table = tables_.view_of_node(node, tensors_, chunks_, tensor_arrivals_);
   const launch_order order = node == 0 ? launch_order::full : launch_order::programmatic;
   cudaError_t status = cudaSuccess;
   switch (planned.kind) {
@@ -150,8 +161,8 @@ void device_step::enqueue(std::size_t node, const settings_batch& settings,
       status = launch_advance_step(block_, settings, order, stream);
       break;
     case node_kind::update:
-      status = launch_update(planned.signature, table, block_, {plan_.options.zero_gradients},
-                             order, stream);
+      status = launch_update(planned.signature, table, block_,
+                             detail::make_update_options(plan_.options), order, stream);
       break;
   }
   check(status, planned.name.c_str());

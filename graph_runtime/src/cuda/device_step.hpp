@@ -74,6 +74,7 @@ class device_step {
   step_block_view block_;
   tensor_descriptor* tensors_ = nullptr;
   chunk_descriptor* chunks_ = nullptr;
+  std::uint32_t* tensor_arrivals_ = nullptr;
   grad_stats_workspace workspace_;
   pinned_pool pool_;
   std::vector<setting> taken_;  ///< settings of the latest `take`

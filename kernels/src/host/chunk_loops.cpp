@@ -4,115 +4,292 @@
 #include "chunk_loops.hpp"
 
 #include "stepgraph/math/adam.hpp"
+#include "stepgraph/math/block_scale.hpp"
+#include "stepgraph/math/fp8.hpp"
+#include "stepgraph/math/remainder.hpp"
 #include "stepgraph/math/rounding.hpp"
 #include "stepgraph/math/sum_of_squares.hpp"
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
 
 namespace stepgraph::host {
 namespace {
 
-/// Elements decoded at a time: five operands of f32 stay in the first-level cache.
+/// Elements decoded at a time: the operands in f32 stay in the first-level cache. A multiple of
+/// scale_block_elements.
 constexpr std::uint64_t tile_elements = 512;
 
+/// The elements [first, first + count) of a tensor.
+struct tile {
+  std::uint64_t first;
+  std::uint64_t count;
+};
+
 template <storage_format Format>
-inline __attribute__((always_inline)) void decode_tile(const void* base, std::uint64_t first,
-                                                       std::uint64_t count,
-                                                       float* __restrict values) {
+ALWAYS_INLINE void decode_tile(const void* base, tile part, float factor,
+                               float* __restrict values) {
   using traits = math::format_traits<Format>;
-  const auto* __restrict stored = static_cast<const typename traits::storage*>(base) + first;
-  for (std::uint64_t i = 0; i < count; ++i) values[i] = traits::decode(stored[i]);
+  const auto* __restrict stored = static_cast<const typename traits::storage*>(base) + part.first;
+  for (std::uint64_t i = 0; i < part.count; ++i) values[i] = traits::decode(stored[i]) * factor;
 }
 
 template <storage_format Format>
-inline __attribute__((always_inline)) void encode_tile(void* base, std::uint64_t first,
-                                                       std::uint64_t count,
-                                                       const float* __restrict values) {
+ALWAYS_INLINE void encode_tile(void* base, tile part, float factor,
+                               const float* __restrict values) {
   using traits = math::format_traits<Format>;
-  auto* __restrict stored = static_cast<typename traits::storage*>(base) + first;
-  for (std::uint64_t i = 0; i < count; ++i) stored[i] = traits::encode(values[i]);
+  auto* __restrict stored = static_cast<typename traits::storage*>(base) + part.first;
+  for (std::uint64_t i = 0; i < part.count; ++i) stored[i] = traits::encode(values[i] * factor);
 }
 
-/// A tile of one operand in f32: the operand's own memory when it is f32, else the decoded copy.
-inline __attribute__((always_inline)) float* tile_of(storage_format format, void* base,
-                                                     std::uint64_t first, std::uint64_t count,
-                                                     float* scratch) {
-  switch (format) {
-    case storage_format::f32:
-      return static_cast<float*>(base) + first;
-    case storage_format::f16:
-      decode_tile<storage_format::f16>(base, first, count, scratch);
-      return scratch;
-    case storage_format::bf16:
-      decode_tile<storage_format::bf16>(base, first, count, scratch);
-      return scratch;
-    case storage_format::none:
-      return nullptr;
+/// The largest magnitude, as f32 bits.
+ALWAYS_INLINE std::uint32_t largest_of(const float* __restrict values, std::uint64_t count) {
+  std::uint32_t largest = 0;
+#pragma omp simd reduction(max : largest)
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const std::uint32_t magnitude = math::float_bits(values[i]) & 0x7fffffffu;
+    largest = magnitude > largest ? magnitude : largest;
   }
-  return nullptr;
+  return largest;
 }
 
-/// Stores a tile unless it already is the operand's own memory.
-inline __attribute__((always_inline)) void store_tile(storage_format format, void* base,
-                                                      std::uint64_t first, std::uint64_t count,
-                                                      const float* values) {
+template <storage_format Format, bool Root>
+ALWAYS_INLINE void decode_blocks(const void* base, const std::uint8_t* scales, tile part,
+                                 float* __restrict values) {
+  for (std::uint64_t at = 0; at < part.count; at += scale_block_elements) {
+    const std::uint64_t left = part.count - at;
+    const tile block = {part.first + at, left < scale_block_elements ? left : scale_block_elements};
+    const float factor = math::block_factor(scales[block.first / scale_block_elements]);
+    decode_tile<Format>(base, block, factor, values + at);
+  }
+  if constexpr (Root) {
+    for (std::uint64_t i = 0; i < part.count; ++i) values[i] = values[i] * values[i];
+  }
+}
+
+template <storage_format Format, bool Root>
+ALWAYS_INLINE void encode_blocks(void* base, std::uint8_t* scales, tile part,
+                                 const float* __restrict values) {
+  using traits = math::format_traits<Format>;
+  alignas(64) float root[scale_block_elements];
+  for (std::uint64_t at = 0; at < part.count; at += scale_block_elements) {
+    const std::uint64_t left = part.count - at;
+    const std::uint64_t count = left < scale_block_elements ? left : scale_block_elements;
+    const std::uint64_t first = part.first + at;
+    for (std::uint64_t i = 0; i < count; ++i) {
+      root[i] = Root ? math::square_root(values[at + i]) : values[at + i];
+    }
+    const std::uint32_t scale = math::block_scale_of<Format>(largest_of(root, count));
+    const float factor = math::inverse_block_factor(scale);
+    auto* __restrict stored = static_cast<typename traits::storage*>(base) + first;
+    for (std::uint64_t i = 0; i < count; ++i) {
+      stored[i] =
+          Root ? math::encode_root<Format>(root[i] * factor) : traits::encode(root[i] * factor);
+    }
+    scales[first / scale_block_elements] = static_cast<std::uint8_t>(scale);
+  }
+}
+
+/// A tile of a master or moment in f32: the operand's own memory when it is f32, else decoded.
+template <bool Root>
+ALWAYS_INLINE float* load_state(storage_format format, void* base, const std::uint8_t* scales,
+                                tile part, float* scratch) {
   switch (format) {
     case storage_format::f32:
-      if (values != static_cast<float*>(base) + first) {
-        encode_tile<storage_format::f32>(base, first, count, values);
+      return static_cast<float*>(base) + part.first;
+    case storage_format::f16:
+      decode_blocks<storage_format::f16, Root>(base, scales, part, scratch);
+      break;
+    case storage_format::bf16:
+      decode_tile<storage_format::bf16>(base, part, 1.0f, scratch);
+      break;
+    case storage_format::e4m3:
+      decode_blocks<storage_format::e4m3, Root>(base, scales, part, scratch);
+      break;
+    default:
+      break;
+  }
+  return scratch;
+}
+
+/// Stores a tile of a master or moment, unless it already is the operand's own memory.
+template <bool Root>
+ALWAYS_INLINE void store_state(storage_format format, void* base, std::uint8_t* scales, tile part,
+                               const float* values) {
+  switch (format) {
+    case storage_format::f16:
+      encode_blocks<storage_format::f16, Root>(base, scales, part, values);
+      break;
+    case storage_format::bf16:
+      encode_tile<storage_format::bf16>(base, part, 1.0f, values);
+      break;
+    case storage_format::e4m3:
+      encode_blocks<storage_format::e4m3, Root>(base, scales, part, values);
+      break;
+    default:
+      break;
+  }
+}
+
+/// A tile of a parameter or gradient in f32; `factor` multiplies FP8.
+ALWAYS_INLINE float* load_plain(storage_format format, void* base, tile part, float factor,
+                                float* scratch) {
+  switch (format) {
+    case storage_format::f32:
+      return static_cast<float*>(base) + part.first;
+    case storage_format::f16:
+      decode_tile<storage_format::f16>(base, part, 1.0f, scratch);
+      break;
+    case storage_format::bf16:
+      decode_tile<storage_format::bf16>(base, part, 1.0f, scratch);
+      break;
+    case storage_format::e4m3:
+      decode_tile<storage_format::e4m3>(base, part, factor, scratch);
+      break;
+    case storage_format::e5m2:
+      decode_tile<storage_format::e5m2>(base, part, factor, scratch);
+      break;
+    default:
+      break;
+  }
+  return scratch;
+}
+
+ALWAYS_INLINE void store_stochastically(void* base, tile part, const math::rounding_source& source,
+                                        const float* __restrict values) {
+  auto* __restrict stored = static_cast<std::uint16_t*>(base) + part.first;
+  // Tiles start at a multiple of four elements.
+  for (std::uint64_t i = 0; i < part.count; i += 4) {
+    const math::random_words random = math::random_of(source, (part.first + i) / 4);
+    for (std::uint64_t j = 0; j < 4 && i + j < part.count; ++j) {
+      stored[i + j] = math::round_stochastically(values[i + j], random.word[j]);
+    }
+  }
+}
+
+ALWAYS_INLINE void store_parameter(const tensor_descriptor& tensor, tile part,
+                                   const math::rounding_source& rounding, const float* values) {
+  void* base = tensor.parameter;
+  switch (tensor.signature.parameter) {
+    case storage_format::f32:
+      if (values != static_cast<float*>(base) + part.first) {
+        encode_tile<storage_format::f32>(base, part, 1.0f, values);
       }
       break;
     case storage_format::f16:
-      encode_tile<storage_format::f16>(base, first, count, values);
+      encode_tile<storage_format::f16>(base, part, 1.0f, values);
       break;
     case storage_format::bf16:
-      encode_tile<storage_format::bf16>(base, first, count, values);
+      if (rounding.stochastic && tensor.signature.master == storage_format::none) {
+        store_stochastically(base, part, rounding, values);
+      } else {
+        encode_tile<storage_format::bf16>(base, part, 1.0f, values);
+      }
       break;
-    case storage_format::none:
+    case storage_format::e4m3:
+      encode_tile<storage_format::e4m3>(base, part, *tensor.parameter_scaling.scale, values);
+      break;
+    case storage_format::e5m2:
+      encode_tile<storage_format::e5m2>(base, part, *tensor.parameter_scaling.scale, values);
+      break;
+    default:
       break;
   }
 }
 
-inline __attribute__((always_inline)) void update_tile(
-    const math::adam_terms& terms, std::uint64_t count, const float* __restrict gradient,
-    float* __restrict parameter, float* __restrict exp_avg, float* __restrict exp_avg_sq) {
+/// The weights of a tile in f32: the master, where there is one.
+ALWAYS_INLINE float* load_weight(const tensor_descriptor& tensor, tile part, float* scratch) {
+  if (tensor.signature.master == storage_format::none) {
+    const float factor =
+        is_fp8(tensor.signature.parameter) ? *tensor.parameter_scaling.scale_inv : 1.0f;
+    return load_plain(tensor.signature.parameter, tensor.parameter, part, factor, scratch);
+  }
+  if (tensor.signature.master == storage_format::remainder) {
+    const auto* __restrict high = static_cast<const std::uint16_t*>(tensor.parameter) + part.first;
+    const auto* __restrict low = static_cast<const std::uint16_t*>(tensor.master) + part.first;
+    for (std::uint64_t i = 0; i < part.count; ++i) {
+      scratch[i] = math::join_remainder(high[i], low[i]);
+    }
+    return scratch;
+  }
+  return load_state<false>(tensor.signature.master, tensor.master, tensor.master_scales, part,
+                           scratch);
+}
+
+ALWAYS_INLINE void store_weight(const tensor_descriptor& tensor, tile part,
+                                const math::rounding_source& rounding, const float* values) {
+  if (tensor.signature.master == storage_format::remainder) {
+    auto* __restrict high = static_cast<std::uint16_t*>(tensor.parameter) + part.first;
+    auto* __restrict low = static_cast<std::uint16_t*>(tensor.master) + part.first;
+    for (std::uint64_t i = 0; i < part.count; ++i) {
+      high[i] = math::rounded_parameter(values[i]);
+      low[i] = math::remainder_of(values[i]);
+    }
+    return;
+  }
+  store_parameter(tensor, part, rounding, values);
+  store_state<false>(tensor.signature.master, tensor.master, tensor.master_scales, part, values);
+}
+
+template <bool WithMaximum>
+ALWAYS_INLINE void update_tile(const math::adam_terms& terms, std::uint64_t count,
+                               const float* __restrict gradient, float* __restrict weight,
+                               float* __restrict exp_avg, float* __restrict exp_avg_sq,
+                               float* __restrict max_exp_avg_sq) {
 #pragma omp simd
   for (std::uint64_t i = 0; i < count; ++i) {
-    float p = parameter[i];
+    float p = weight[i];
     float m = exp_avg[i];
     float v = exp_avg_sq[i];
-    math::adam_update(terms, gradient[i], p, m, v);
-    parameter[i] = p;
+    float largest = WithMaximum ? max_exp_avg_sq[i] : 0.0f;
+    math::adam_update(terms, WithMaximum, gradient[i], p, m, v, largest);
+    weight[i] = p;
     exp_avg[i] = m;
     exp_avg_sq[i] = v;
+    if (WithMaximum) max_exp_avg_sq[i] = largest;
   }
 }
 
-void update_chunk(const tensor_descriptor& tensor, std::uint64_t begin, std::uint64_t count,
-                  const math::adam_terms& terms) {
+std::uint32_t update_chunk(const tensor_descriptor& tensor, std::uint64_t begin,
+                           std::uint64_t count, const math::adam_terms& terms,
+                           const math::rounding_source& rounding) {
   alignas(64) float gradient_scratch[tile_elements];
-  alignas(64) float parameter_scratch[tile_elements];
+  alignas(64) float weight_scratch[tile_elements];
   alignas(64) float exp_avg_scratch[tile_elements];
   alignas(64) float exp_avg_sq_scratch[tile_elements];
+  alignas(64) float maximum_scratch[tile_elements];
   const update_signature& formats = tensor.signature;
-  const bool has_master = formats.master != storage_format::none;
+  const bool with_maximum = formats.max_exp_avg_sq != storage_format::none;
+  std::uint32_t largest = 0;
 
   for (std::uint64_t first = begin; first < begin + count; first += tile_elements) {
     const std::uint64_t left = begin + count - first;
-    const std::uint64_t length = left < tile_elements ? left : tile_elements;
+    const tile part = {first, left < tile_elements ? left : tile_elements};
     const float* gradient =
-        tile_of(formats.gradient, tensor.gradient, first, length, gradient_scratch);
-    // The master, where there is one, is the parameter; the stored parameter is its rounded copy.
-    float* parameter =
-        has_master ? tile_of(formats.master, tensor.master, first, length, parameter_scratch)
-                   : tile_of(formats.parameter, tensor.parameter, first, length, parameter_scratch);
-    float* exp_avg = tile_of(formats.exp_avg, tensor.exp_avg, first, length, exp_avg_scratch);
-    float* exp_avg_sq =
-        tile_of(formats.exp_avg_sq, tensor.exp_avg_sq, first, length, exp_avg_sq_scratch);
-    update_tile(terms, length, gradient, parameter, exp_avg, exp_avg_sq);
-    store_tile(formats.parameter, tensor.parameter, first, length, parameter);
-    store_tile(formats.master, tensor.master, first, length, parameter);
-    store_tile(formats.exp_avg, tensor.exp_avg, first, length, exp_avg);
-    store_tile(formats.exp_avg_sq, tensor.exp_avg_sq, first, length, exp_avg_sq);
+        load_plain(formats.gradient, tensor.gradient, part, 1.0f, gradient_scratch);
+    float* weight = load_weight(tensor, part, weight_scratch);
+    float* exp_avg = load_state<false>(formats.exp_avg, tensor.exp_avg, tensor.exp_avg_scales, part,
+                                       exp_avg_scratch);
+    float* exp_avg_sq = load_state<true>(formats.exp_avg_sq, tensor.exp_avg_sq,
+                                         tensor.exp_avg_sq_scales, part, exp_avg_sq_scratch);
+    float* maximum = load_state<true>(formats.max_exp_avg_sq, tensor.max_exp_avg_sq,
+                                      tensor.max_exp_avg_sq_scales, part, maximum_scratch);
+    if (with_maximum) {
+      update_tile<true>(terms, part.count, gradient, weight, exp_avg, exp_avg_sq, maximum);
+    } else {
+      update_tile<false>(terms, part.count, gradient, weight, exp_avg, exp_avg_sq, maximum);
+    }
+    if (is_fp8(formats.parameter)) {
+      const std::uint32_t largest_of_tile = largest_of(weight, part.count);
+      largest = largest_of_tile > largest ? largest_of_tile : largest;
+    }
+    store_weight(tensor, part, rounding, weight);
+    store_state<false>(formats.exp_avg, tensor.exp_avg, tensor.exp_avg_scales, part, exp_avg);
+    store_state<true>(formats.exp_avg_sq, tensor.exp_avg_sq, tensor.exp_avg_sq_scales, part,
+                      exp_avg_sq);
+    store_state<true>(formats.max_exp_avg_sq, tensor.max_exp_avg_sq, tensor.max_exp_avg_sq_scales,
+                      part, maximum);
   }
+  return largest;
 }
 
 /// The part of add_squares that knows the format; see grad_stats.cu for the order.
@@ -167,10 +344,9 @@ std::uint32_t add_squares(const tensor_descriptor& tensor, std::uint64_t begin, 
       return add_squares_of<storage_format::f16>(tensor, begin, count, sums);
     case storage_format::bf16:
       return add_squares_of<storage_format::bf16>(tensor, begin, count, sums);
-    case storage_format::none:
-      break;
+    default:
+      return 0;
   }
-  return 0;
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "stepgraph/kernels/step_block.hpp"
+#include "stepgraph/math/stochastic_rounding.hpp"
 
 namespace stepgraph::host {
 
@@ -14,8 +15,10 @@ struct thread_sums {
 /// The loops over the elements of one chunk. Compiled once per instruction set from
 /// chunk_loops.cpp; every version gives the same bits.
 struct chunk_loops {
-  void (*update)(const tensor_descriptor& tensor, std::uint64_t begin, std::uint64_t count,
-                 const math::adam_terms& terms);
+  /// Updates a chunk; returns the largest magnitude among the new weights of an FP8 parameter (as
+  /// f32 bits; 0 for other parameters).
+  std::uint32_t (*update)(const tensor_descriptor& tensor, std::uint64_t begin, std::uint64_t count,
+                          const math::adam_terms& terms, const math::rounding_source& rounding);
   /// Adds the squares of a chunk's gradients to the threads that own them; returns 1 if an element
   /// is not finite, else 0.
   std::uint32_t (*add_squares)(const tensor_descriptor& tensor, std::uint64_t begin,

@@ -17,7 +17,7 @@ inline constexpr std::uint32_t statistics_threads = 256;
 inline constexpr std::uint32_t advance_step_threads = 128;
 
 /// Chunks of a tensor of `numel` elements; 0 for an empty one.
-constexpr std::uint64_t chunk_count(std::uint64_t numel) {
+STEPGRAPH_HOST_DEVICE constexpr std::uint64_t chunk_count(std::uint64_t numel) {
   return (numel + chunk_elements - 1) / chunk_elements;
 }
 

@@ -34,11 +34,16 @@ struct tensor_table_view {
   const tensor_descriptor* tensors = nullptr;
   const chunk_descriptor* chunks = nullptr;
   std::uint64_t chunk_count = 0;
+  /// One counter a tensor, zero before the first launch; only on a device, only for FP8 parameters
+  /// without master.
+  std::uint32_t* arrivals = nullptr;
 };
 
 /// Options of an update that are fixed when it is planned.
 struct update_options {
   bool zero_gradients = false;  ///< store zeros into the gradients, also when the step is skipped
+  bool stochastic_rounding = false;  ///< of bf16 parameters without master
+  std::uint64_t seed = 0;            ///< of the stochastic rounding
 };
 
 }  // namespace stepgraph

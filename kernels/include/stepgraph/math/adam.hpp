@@ -35,8 +35,12 @@ inline constexpr float largest_square = 3.402823466e+38f;
 /// (0.999f is off by 1.3e-8, which is 1.3e-5 of 1 - beta2); the old moment fades before the new
 /// gradient joins, so that nothing cancels when beta is small. Both parts of the parameter's change
 /// are added before the one subtraction that rounds at the parameter's size.
-STEPGRAPH_HOST_DEVICE void adam_update(const adam_terms& terms, float gradient, float& parameter,
-                                       float& exp_avg, float& exp_avg_sq) {
+/// With AMSGrad (`with_maximum`, the same for all elements), the denominator uses the largest
+/// second moment so far, which `max_exp_avg_sq` keeps (Reddi et al. 2018; not bias-corrected, as in
+/// PyTorch).
+STEPGRAPH_HOST_DEVICE void adam_update(const adam_terms& terms, bool with_maximum, float gradient,
+                                       float& parameter, float& exp_avg, float& exp_avg_sq,
+                                       float& max_exp_avg_sq) {
   const float g =
       fused_multiply_add(terms.l2_weight_decay, parameter, gradient * terms.gradient_scale);
   const float square = g * g;
@@ -46,8 +50,10 @@ STEPGRAPH_HOST_DEVICE void adam_update(const adam_terms& terms, float gradient, 
   exp_avg_sq =
       fused_multiply_add(terms.one_minus_beta2, bounded_square,
                          fused_multiply_add(-terms.one_minus_beta2, exp_avg_sq, exp_avg_sq));
+  if (with_maximum) max_exp_avg_sq = exp_avg_sq > max_exp_avg_sq ? exp_avg_sq : max_exp_avg_sq;
+  const float second_moment = with_maximum ? max_exp_avg_sq : exp_avg_sq;
   const float denominator =
-      fused_multiply_add(square_root(exp_avg_sq), terms.inverse_sqrt_bias2, terms.eps);
+      fused_multiply_add(square_root(second_moment), terms.inverse_sqrt_bias2, terms.eps);
   const float change = fused_multiply_add(terms.step_size, exp_avg / denominator,
                                           terms.decoupled_shrinkage * parameter);
   parameter = parameter - change;

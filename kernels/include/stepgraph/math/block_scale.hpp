@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+
+#include "stepgraph/math/fp8.hpp"
+
+/// Block scaling of masters and moments in f16 and e4m3.
+///
+/// 128 consecutive elements share one scale, a power of two stored as its biased exponent (E8M0,
+/// as in the OCP microscaling formats). It is the smallest power of two for which the largest
+/// magnitude of the block still fits the format, so scaling never rounds and never overflows.
+///
+/// Second moments are stored as square roots: that halves the exponent range that 128 neighbours
+/// must share. A root that is not zero is never stored as zero, since the denominator of an update
+/// would then be eps alone; a root that is zero stays zero.
+namespace stepgraph::math {
+
+/// What the scale rule needs to know of a format: the exponent and mantissa of its largest value.
+template <storage_format Format>
+struct block_format;
+template <>
+struct block_format<storage_format::e4m3> {
+  static constexpr std::uint32_t largest_exponent = 8;          // 448 = 1.75 * 2^8
+  static constexpr std::uint32_t largest_mantissa = 0x600000u;  // of 1.75 in f32
+};
+template <>
+struct block_format<storage_format::f16> {
+  static constexpr std::uint32_t largest_exponent = 15;         // 65504 = 1.9990234375 * 2^15
+  static constexpr std::uint32_t largest_mantissa = 0x7fe000u;  // of 1.9990234375 in f32
+};
+
+/// The stored scale for a block whose largest magnitude has the f32 bits `largest`. Kept within
+/// [1, 253], so that the scale and its inverse are normal f32.
+template <storage_format Format>
+STEPGRAPH_HOST_DEVICE std::uint32_t block_scale_of(std::uint32_t largest) {
+  using format = block_format<Format>;
+  const std::uint32_t exponent = largest >> 23;
+  const std::uint32_t mantissa = largest & 0x7fffffu;
+  const std::uint32_t raised = exponent + (mantissa > format::largest_mantissa ? 1u : 0u);
+  const std::uint32_t scale =
+      raised > format::largest_exponent ? raised - format::largest_exponent : 1u;
+  return scale < 253u ? (scale > 1u ? scale : 1u) : 253u;
+}
+
+/// 2^(stored - 127): multiplies what is decoded.
+STEPGRAPH_HOST_DEVICE float block_factor(std::uint32_t stored) {
+  return bits_to_float(stored << 23);
+}
+
+/// 2^(127 - stored): multiplies what is encoded.
+STEPGRAPH_HOST_DEVICE float inverse_block_factor(std::uint32_t stored) {
+  return bits_to_float((254u - stored) << 23);
+}
+
+/// Encodes a scaled root, which is not negative; see above.
+template <storage_format Format>
+STEPGRAPH_HOST_DEVICE typename format_traits<Format>::storage encode_root(float scaled_root) {
+  using storage = typename format_traits<Format>::storage;
+  const storage code = format_traits<Format>::encode(scaled_root);
+  return code == 0 && scaled_root > 0.0f ? storage{1} : code;
+}
+
+}  // namespace stepgraph::math

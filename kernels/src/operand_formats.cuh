@@ -1,0 +1,256 @@
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "operand_access.cuh"
+#include "stepgraph/kernels/tensor_table.hpp"
+#include "stepgraph/math/block_scale.hpp"
+#include "stepgraph/math/fp8.hpp"
+#include "stepgraph/math/remainder.hpp"
+#include "stepgraph/math/rounding.hpp"
+#include "stepgraph/math/stochastic_rounding.hpp"
+
+/// Formats of the device: an operand turns stored elements into f32 values and back. Each kind of
+/// storage is one class over the memory movement of operand_access.cuh; each has a constructor that
+/// takes the addresses it needs, and
+///   float_pack<Width> load<Width>(Access) const
+///   void store(Access, float_pack<Width>) const
+/// All threads of a warp call them together; thread t of a block holds consecutive elements of the
+/// chunk after those of thread t - 1, unless no operand of the signature is block-scaled.
+namespace stepgraph::cuda {
+
+/// A few elements in registers.
+template <int Width>
+struct float_pack {
+  float value[Width];
+};
+
+/// f32, f16 or bf16 without a scale.
+template <storage_format Format>
+struct plain_operand {
+  using traits = math::format_traits<Format>;
+  using storage = typename traits::storage;
+  void* data;
+
+  template <int Width, class Access>
+  __device__ __forceinline__ float_pack<Width> load(Access at) const {
+    const auto stored = load_stored<storage, Width>(data, at);
+    float_pack<Width> pack;
+#pragma unroll
+    for (int i = 0; i < Width; ++i) pack.value[i] = traits::decode(stored.element[i]);
+    return pack;
+  }
+  template <int Width, class Access>
+  __device__ __forceinline__ void store(Access at, const float_pack<Width>& pack) const {
+    stored_pack<storage, Width> stored;
+#pragma unroll
+    for (int i = 0; i < Width; ++i) stored.element[i] = traits::encode(pack.value[i]);
+    store_stored(data, at, stored);
+  }
+};
+
+/// The largest of a value over the threads that hold one scale block.
+template <int Width>
+__device__ __forceinline__ std::uint32_t largest_of_scale_block(std::uint32_t value) {
+  constexpr int lanes = static_cast<int>(scale_block_elements) / Width;
+  static_assert(lanes <= 32, "a scale block must not span warps");
+  if constexpr (lanes == 32) {
+    return __reduce_max_sync(0xffffffffu, value);
+  } else {
+#pragma unroll
+    for (int distance = lanes / 2; distance > 0; distance /= 2) {
+      value = max(value, __shfl_xor_sync(0xffffffffu, value, distance));
+    }
+    return value;
+  }
+}
+
+/// f16 or e4m3 with a power of two for each scale block. `Root`: the values are not negative and
+/// their square roots are stored.
+template <storage_format Format, bool Root>
+struct block_scaled_operand {
+  using traits = math::format_traits<Format>;
+  using storage = typename traits::storage;
+  void* data;
+  std::uint8_t* scales;
+
+  template <int Width, class Access>
+  __device__ __forceinline__ float_pack<Width> load(Access at) const {
+    const auto stored = load_stored<storage, Width>(data, at);
+    const std::uint64_t block = at.first / scale_block_elements;
+    const float factor = math::block_factor(exists(at) ? in_global_memory(scales)[block] : 127u);
+    float_pack<Width> pack;
+#pragma unroll
+    for (int i = 0; i < Width; ++i) {
+      const float value = traits::decode(stored.element[i]) * factor;
+      pack.value[i] = Root ? value * value : value;
+    }
+    return pack;
+  }
+
+  template <int Width, class Access>
+  __device__ __forceinline__ void store(Access at, const float_pack<Width>& pack) const {
+    float value[Width];
+    std::uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < Width; ++i) {
+      value[i] = Root ? math::square_root(pack.value[i]) : pack.value[i];
+      if (is_beyond(at, i)) value[i] = 0.0f;
+      largest = max(largest, math::float_bits(value[i]) & 0x7fffffffu);
+    }
+    const std::uint32_t scale =
+        math::block_scale_of<Format>(largest_of_scale_block<Width>(largest));
+    const float factor = math::inverse_block_factor(scale);
+    stored_pack<storage, Width> stored;
+#pragma unroll
+    for (int i = 0; i < Width; ++i) {
+      stored.element[i] =
+          Root ? math::encode_root<Format>(value[i] * factor) : traits::encode(value[i] * factor);
+    }
+    store_stored(data, at, stored);
+    if (at.first % scale_block_elements == 0 && exists(at)) {
+      in_global_memory(scales)[at.first / scale_block_elements] = static_cast<std::uint8_t>(scale);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ bool exists(vector_access) { return true; }
+  static __device__ __forceinline__ bool exists(element_access at) { return at.count > 0; }
+  static __device__ __forceinline__ bool is_beyond(vector_access, int) { return false; }
+  static __device__ __forceinline__ bool is_beyond(element_access at, int i) {
+    return i >= at.count;
+  }
+};
+
+/// e4m3 or e5m2 with one scale for the tensor.
+template <storage_format Format>
+struct tensor_scaled_operand {
+  using traits = math::format_traits<Format>;
+  using storage = typename traits::storage;
+  void* data;
+  fp8_scaling scaling;
+
+  template <int Width, class Access>
+  __device__ __forceinline__ float_pack<Width> load(Access at) const {
+    const auto stored = load_stored<storage, Width>(data, at);
+    const float factor = *in_global_memory(scaling.scale_inv);
+    float_pack<Width> pack;
+#pragma unroll
+    for (int i = 0; i < Width; ++i) pack.value[i] = traits::decode(stored.element[i]) * factor;
+    return pack;
+  }
+  template <int Width, class Access>
+  __device__ __forceinline__ void store(Access at, const float_pack<Width>& pack) const {
+    const float factor = *in_global_memory(scaling.scale);
+    stored_pack<storage, Width> stored;
+#pragma unroll
+    for (int i = 0; i < Width; ++i) stored.element[i] = traits::encode(pack.value[i] * factor);
+    store_stored(data, at, stored);
+  }
+};
+
+/// The f32 whose upper half is a bf16 parameter and whose lower half is a remainder.
+struct joined_operand {
+  void* parameter;
+  void* remainder;
+
+  template <int Width, class Access>
+  __device__ __forceinline__ float_pack<Width> load(Access at) const {
+    const auto high = load_stored<std::uint16_t, Width>(parameter, at);
+    const auto low = load_stored<std::uint16_t, Width>(remainder, at);
+    float_pack<Width> pack;
+#pragma unroll
+    for (int i = 0; i < Width; ++i) {
+      pack.value[i] = math::join_remainder(high.element[i], low.element[i]);
+    }
+    return pack;
+  }
+  template <int Width, class Access>
+  __device__ __forceinline__ void store(Access at, const float_pack<Width>& pack) const {
+    stored_pack<std::uint16_t, Width> high;
+    stored_pack<std::uint16_t, Width> low;
+#pragma unroll
+    for (int i = 0; i < Width; ++i) {
+      high.element[i] = math::rounded_parameter(pack.value[i]);
+      low.element[i] = math::remainder_of(pack.value[i]);
+    }
+    store_stored(parameter, at, high);
+    store_stored(remainder, at, low);
+  }
+};
+
+/// A bf16 parameter rounded stochastically. Width is a multiple of 4 and the elements are
+/// consecutive.
+template <int Width, class Access>
+__device__ __forceinline__ void store_stochastically(void* data,
+                                                     const math::rounding_source& source, Access at,
+                                                     const float_pack<Width>& pack) {
+  stored_pack<std::uint16_t, Width> stored;
+#pragma unroll
+  for (int quad = 0; quad < Width / 4; ++quad) {
+    const math::random_words random = math::random_of(source, at.first / 4 + quad);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      stored.element[quad * 4 + i] =
+          math::round_stochastically(pack.value[quad * 4 + i], random.word[i]);
+    }
+  }
+  store_stored(data, at, stored);
+}
+
+/// A format that is known at compile time.
+template <storage_format Format>
+struct known_format {
+  __device__ explicit known_format(storage_format) {}
+  static __device__ constexpr storage_format value() { return Format; }
+
+  /// Calls `body` with the format as an integral constant if it is one of `Allowed`.
+  template <storage_format... Allowed, class Body>
+  __device__ __forceinline__ void visit(Body&& body) const {
+    if constexpr (((Format == Allowed) || ...)) {
+      body(std::integral_constant<storage_format, Format>{});
+    }
+  }
+};
+
+/// A format read from the tensor table. It is the same for a whole block: branches are uniform.
+struct table_format {
+  storage_format format;
+
+  __device__ explicit table_format(storage_format stored) : format(stored) {}
+  __device__ storage_format value() const { return format; }
+
+  template <storage_format... Allowed, class Body>
+  __device__ __forceinline__ void visit(Body&& body) const {
+    // The compiler must not see that two visits test the same value: it would thread one path
+    // through all of them for every combination of formats.
+    unsigned int opaque = static_cast<unsigned int>(format);
+    asm volatile("" : "+r"(opaque));
+    const auto try_one = [&](auto candidate) {
+      if (opaque == static_cast<unsigned int>(candidate.value)) body(candidate);
+    };
+    (try_one(std::integral_constant<storage_format, Allowed>{}), ...);
+  }
+};
+
+/// A moment or master.
+template <storage_format Format, bool Root>
+__device__ __forceinline__ auto state_of(void* data, std::uint8_t* scales) {
+  if constexpr (is_block_scaled(Format)) {
+    return block_scaled_operand<Format, Root>{data, scales};
+  } else {
+    return plain_operand<Format>{data};
+  }
+}
+
+template <storage_format Format>
+__device__ __forceinline__ auto parameter_of(const tensor_descriptor& tensor) {
+  if constexpr (is_fp8(Format)) {
+    return tensor_scaled_operand<Format>{tensor.parameter, tensor.parameter_scaling};
+  } else {
+    return plain_operand<Format>{tensor.parameter};
+  }
+}
+
+}  // namespace stepgraph::cuda

@@ -1,0 +1,169 @@
+#pragma once
+
+#include "operand_formats.cuh"
+
+/// The operands of the update of one tensor, by role: which memory a weight or a moment is, and in
+/// which format. The formats are known_format in a tuned kernel, table_format in the generic one.
+namespace stepgraph::cuda {
+
+template <class Parameter, class Gradient, class Master, class ExpAvg, class ExpAvgSq,
+          class MaxExpAvgSq>
+struct update_operands {
+  const tensor_descriptor& tensor;
+  Parameter parameter;
+  Gradient gradient;
+  Master master;
+  ExpAvg exp_avg;
+  ExpAvgSq exp_avg_sq;
+  MaxExpAvgSq max_exp_avg_sq;
+
+  __device__ explicit update_operands(const tensor_descriptor& descriptor)
+      : tensor(descriptor),
+        parameter(descriptor.signature.parameter),
+        gradient(descriptor.signature.gradient),
+        master(descriptor.signature.master),
+        exp_avg(descriptor.signature.exp_avg),
+        exp_avg_sq(descriptor.signature.exp_avg_sq),
+        max_exp_avg_sq(descriptor.signature.max_exp_avg_sq) {}
+
+  __device__ bool has_master() const { return master.value() != storage_format::none; }
+  __device__ bool has_maximum() const { return max_exp_avg_sq.value() != storage_format::none; }
+  __device__ bool has_fp8_parameter() const { return is_fp8(parameter.value()); }
+
+  template <int Width, class Access>
+  __device__ __forceinline__ float_pack<Width> load_gradient(Access at) const {
+    float_pack<Width> pack = {};
+    visit_gradient([&](auto operand) { pack = operand.template load<Width>(at); });
+    return pack;
+  }
+  template <int Width, class Access>
+  __device__ __forceinline__ void zero_gradient(Access at) const {
+    visit_gradient([&](auto operand) { operand.store(at, float_pack<Width>{}); });
+  }
+
+  /// The parameter in f32: the master, where there is one.
+  template <int Width, class Access>
+  __device__ __forceinline__ float_pack<Width> load_weight(Access at) const {
+    float_pack<Width> pack = {};
+    if (has_master()) {
+      visit_master([&](auto operand) { pack = operand.template load<Width>(at); });
+    } else {
+      visit_parameter([&](auto operand) { pack = operand.template load<Width>(at); });
+    }
+    return pack;
+  }
+
+  /// Stores the parameter and its master.
+  template <int Width, class Access>
+  __device__ __forceinline__ void store_weight(Access at, const float_pack<Width>& pack,
+                                               const math::rounding_source& source) const {
+    visit_master([&](auto operand) { operand.store(at, pack); });
+    if (master.value() == storage_format::remainder) return;  // stored both
+    if (source.stochastic && !has_master() && parameter.value() == storage_format::bf16) {
+      store_stochastically(tensor.parameter, source, at, pack);
+      return;
+    }
+    visit_parameter([&](auto operand) { operand.store(at, pack); });
+  }
+
+  template <int Width, class Access>
+  __device__ __forceinline__ float_pack<Width> load_exp_avg(Access at) const {
+    return load_moment<Width, false>(exp_avg, tensor.exp_avg, tensor.exp_avg_scales, at);
+  }
+  template <int Width, class Access>
+  __device__ __forceinline__ void store_exp_avg(Access at, const float_pack<Width>& pack) const {
+    store_moment<false>(exp_avg, tensor.exp_avg, tensor.exp_avg_scales, at, pack);
+  }
+  template <int Width, class Access>
+  __device__ __forceinline__ float_pack<Width> load_exp_avg_sq(Access at) const {
+    return load_moment<Width, true>(exp_avg_sq, tensor.exp_avg_sq, tensor.exp_avg_sq_scales, at);
+  }
+  template <int Width, class Access>
+  __device__ __forceinline__ void store_exp_avg_sq(Access at, const float_pack<Width>& pack) const {
+    store_moment<true>(exp_avg_sq, tensor.exp_avg_sq, tensor.exp_avg_sq_scales, at, pack);
+  }
+  template <int Width, class Access>
+  __device__ __forceinline__ float_pack<Width> load_max_exp_avg_sq(Access at) const {
+    return load_moment<Width, true>(max_exp_avg_sq, tensor.max_exp_avg_sq,
+                                    tensor.max_exp_avg_sq_scales, at);
+  }
+  template <int Width, class Access>
+  __device__ __forceinline__ void store_max_exp_avg_sq(Access at,
+                                                       const float_pack<Width>& pack) const {
+    store_moment<true>(max_exp_avg_sq, tensor.max_exp_avg_sq, tensor.max_exp_avg_sq_scales, at,
+                       pack);
+  }
+
+ private:
+  template <class Body>
+  __device__ __forceinline__ void visit_parameter(Body&& body) const {
+    using enum storage_format;
+    parameter.template visit<f32, f16, bf16, e4m3, e5m2>(
+        [&](auto format) { body(parameter_of<format.value>(tensor)); });
+  }
+  template <class Body>
+  __device__ __forceinline__ void visit_gradient(Body&& body) const {
+    using enum storage_format;
+    gradient.template visit<f32, f16, bf16>(
+        [&](auto format) { body(plain_operand<format.value>{tensor.gradient}); });
+  }
+  template <class Body>
+  __device__ __forceinline__ void visit_master(Body&& body) const {
+    using enum storage_format;
+    master.template visit<f32, f16, storage_format::remainder>([&](auto format) {
+      if constexpr (format.value == storage_format::remainder) {
+        body(joined_operand{tensor.parameter, tensor.master});
+      } else {
+        body(state_of<format.value, false>(tensor.master, tensor.master_scales));
+      }
+    });
+  }
+  template <int Width, bool Root, class Format, class Access>
+  static __device__ __forceinline__ float_pack<Width> load_moment(const Format& stored, void* data,
+                                                                  std::uint8_t* scales, Access at) {
+    using enum storage_format;
+    float_pack<Width> pack = {};
+    stored.template visit<f32, f16, bf16, e4m3>([&](auto format) {
+      pack = state_of<format.value, Root>(data, scales).template load<Width>(at);
+    });
+    return pack;
+  }
+  template <bool Root, int Width, class Format, class Access>
+  static __device__ __forceinline__ void store_moment(const Format& stored, void* data,
+                                                      std::uint8_t* scales, Access at,
+                                                      const float_pack<Width>& pack) {
+    using enum storage_format;
+    stored.template visit<f32, f16, bf16, e4m3>(
+        [&](auto format) { state_of<format.value, Root>(data, scales).store(at, pack); });
+  }
+};
+
+/// Formats that are compiled in, with the shape of their kernel.
+template <storage_format Parameter, storage_format Gradient, storage_format Master,
+          storage_format ExpAvg, storage_format ExpAvgSq>
+struct tuned_formats {
+  using operands = update_operands<known_format<Parameter>, known_format<Gradient>,
+                                   known_format<Master>, known_format<ExpAvg>,
+                                   known_format<ExpAvgSq>, known_format<storage_format::none>>;
+  /// Elements of one access. Where an operand has 4 bytes an element, 4 fill its 16-byte access;
+  /// with more, neighbouring threads would no longer touch neighbouring memory.
+  static constexpr int width = element_size(Parameter) <= 2 && element_size(Gradient) <= 2 &&
+                                       element_size(Master) <= 2 && element_size(ExpAvg) <= 2 &&
+                                       element_size(ExpAvgSq) <= 2
+                                   ? 8
+                                   : 4;
+  /// True if a thread's elements must be consecutive: they share a scale or random numbers.
+  static constexpr bool consecutive =
+      is_block_scaled(Master) || is_block_scaled(ExpAvg) || is_block_scaled(ExpAvgSq) ||
+      (Parameter == storage_format::bf16 && Master == storage_format::none);
+};
+
+/// Formats that are read from the tensor table.
+struct generic_formats {
+  using operands = update_operands<table_format, table_format, table_format, table_format,
+                                   table_format, table_format>;
+  static constexpr int width = 4;
+  static constexpr bool consecutive = true;
+};
+
+}  // namespace stepgraph::cuda
