@@ -95,7 +95,7 @@ struct block_scaled_operand {
     std::uint32_t largest = 0;
 #pragma unroll
     for (int i = 0; i < Width; ++i) {
-      value[i] = Root ? math::square_root(pack.value[i]) : pack.value[i];
+      value[i] = Root ? math::stored_root(pack.value[i]) : pack.value[i];
       if (is_beyond(at, i)) value[i] = 0.0f;
       largest = max(largest, math::float_bits(value[i]) & 0x7fffffffu);
     }

@@ -76,7 +76,7 @@ ALWAYS_INLINE void encode_blocks(void* base, std::uint8_t* scales, tile part,
     const std::uint64_t count = left < scale_block_elements ? left : scale_block_elements;
     const std::uint64_t first = part.first + at;
     for (std::uint64_t i = 0; i < count; ++i) {
-      root[i] = Root ? math::square_root(values[at + i]) : values[at + i];
+      root[i] = Root ? math::stored_root(values[at + i]) : values[at + i];
     }
     const std::uint32_t scale = math::block_scale_of<Format>(largest_of(root, count));
     const float factor = math::inverse_block_factor(scale);

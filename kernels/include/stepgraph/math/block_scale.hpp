@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "stepgraph/math/adam.hpp"
 #include "stepgraph/math/fp8.hpp"
 
 /// Block scaling of masters and moments in f16 and e4m3.
@@ -10,7 +11,7 @@
 /// as in the OCP microscaling formats). It is the smallest power of two for which the largest
 /// magnitude of the block still fits the format, so scaling never rounds and never overflows.
 ///
-/// Second moments are stored as square roots: that halves the exponent range that 128 neighbours
+/// Second moments are stored as square roots (adam.hpp's bounded_root): that halves the exponent range that 128 neighbours
 /// must share. A root that is not zero is never stored as zero, since the denominator of an update
 /// would then be eps alone; a root that is zero stays zero.
 namespace stepgraph::math {
@@ -50,6 +51,11 @@ STEPGRAPH_HOST_DEVICE float block_factor(std::uint32_t stored) {
 /// 2^(127 - stored): multiplies what is encoded.
 STEPGRAPH_HOST_DEVICE float inverse_block_factor(std::uint32_t stored) {
   return bits_to_float((254u - stored) << 23);
+}
+
+/// What is stored, before scaling, of a second moment.
+STEPGRAPH_HOST_DEVICE float stored_root(float second_moment) {
+  return second_moment > 0.0f ? bounded_root(second_moment) : 0.0f;
 }
 
 /// Encodes a scaled root, which is not negative; see above.
