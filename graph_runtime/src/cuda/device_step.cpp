@@ -134,7 +134,16 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   workspace_.arrivals = reinterpret_cast<std::uint32_t*>(at(arrivals_at));
 }
 
-device_step::~device_step() = default;
+device_step::~device_step() {
+  // Launches made so far may still read the tables and the tensors, which the caller may free next.
+  // Errors stay silent: a destructor must not hide the first one.
+  int current = 0;
+  static_cast<void>(cudaGetDevice(&current));
+  static_cast<void>(cudaSetDevice(device_));
+  static_cast<void>(cudaDeviceSynchronize());
+  static_cast<void>(cudaSetDevice(current));
+  static_cast<void>(cudaGetLastError());
+}
 
 void device_step::enqueue(std::size_t node, const settings_batch& settings,
                           cudaStream_t stream) const {

@@ -27,6 +27,8 @@ class graph_executor final : public executor {
   /// scalars and tables to the device of the plan's tensors, in the order of `stream`. No step
   /// runs. Refuses what `stream_executor` refuses.
   graph_executor(step_plan plan, cudaStream_t stream);
+  /// Waits for the launches made so far, so that the tensors may be freed next. Not to be destroyed
+  /// while a stream of the same thread is being captured.
   ~graph_executor() override;
   graph_executor(graph_executor&&) noexcept;
   graph_executor& operator=(graph_executor&&) noexcept;
