@@ -19,8 +19,8 @@ class stream_executor final : public executor {
   /// there, in the order of `stream`. Refuses a plan of shapes alone, tensors that are not memory
   /// of that device, and a stream that is being captured.
   stream_executor(step_plan plan, cudaStream_t stream);
-  /// Waits for the device, so that the tensors may be freed next. Graphs that captured a launch must
-  /// not be replayed any more. Not to be destroyed while a stream of the same thread is being
+  /// Waits for the device, so that the tensors may be freed next. Graphs that captured a launch
+  /// must not be replayed any more. Not to be destroyed while a stream of the same thread is being
   /// captured.
   ~stream_executor() override;
   stream_executor(stream_executor&&) noexcept;

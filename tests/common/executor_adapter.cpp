@@ -1,0 +1,204 @@
+#include "common/executor_adapter.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/cuda_executor_adapter.hpp"
+#include "stepgraph/host_executor.hpp"
+
+namespace stepgraph::test {
+namespace {
+
+constexpr std::size_t alignment = 256;
+constexpr std::byte guard_byte{0xff};
+
+/// Grows `bytes` by guards and one operand; returns where the operand starts.
+std::size_t append_guarded(std::vector<std::byte>& bytes, std::span<const std::byte> operand,
+                           std::size_t offset) {
+  const std::size_t begin = (bytes.size() + 2 * alignment - 1) / alignment * alignment + offset;
+  bytes.resize(begin, guard_byte);
+  bytes.insert(bytes.end(), operand.begin(), operand.end());
+  bytes.resize(bytes.size() + alignment, guard_byte);
+  return begin;
+}
+
+class host_adapter final : public executor_adapter {
+ public:
+  explicit host_adapter(const test_problem& problem)
+      : executor_adapter(problem), executor_(place({device_kind::host, 0})) {}
+
+  executor& get() override { return executor_; }
+  void launch() override { executor_.launch(); }
+
+ protected:
+  std::byte* allocate(std::size_t bytes) override {
+    struct aligned_delete {
+      void operator()(std::byte* memory) const {
+        ::operator delete[](memory, std::align_val_t{alignment});
+      }
+    };
+    auto* const memory =
+        static_cast<std::byte*>(::operator new[](bytes, std::align_val_t{alignment}));
+    memory_.push_back(std::shared_ptr<std::byte>(memory, aligned_delete{}));
+    return memory;
+  }
+  void copy_in(std::byte* target, std::span<const std::byte> bytes, bool) override {
+    if (!bytes.empty()) std::memcpy(target, bytes.data(), bytes.size());
+  }
+  void copy_out(std::span<std::byte> target, const std::byte* source) const override {
+    if (!target.empty()) std::memcpy(target.data(), source, target.size());
+  }
+
+ private:
+  std::vector<std::shared_ptr<std::byte>> memory_;
+  host_executor executor_;
+};
+
+}  // namespace
+
+std::string name_of(executor_kind kind) {
+  switch (kind) {
+    case executor_kind::host:
+      return "host";
+    case executor_kind::stream_eager:
+      return "stream_eager";
+    case executor_kind::stream_captured:
+      return "stream_captured";
+    case executor_kind::graph:
+      return "graph";
+  }
+  return "unknown";
+}
+
+std::string missing_for(executor_kind kind) {
+  return kind == executor_kind::host ? std::string() : missing_gpu();
+}
+
+executor_adapter::executor_adapter(const test_problem& problem) : problem_(problem) {}
+executor_adapter::~executor_adapter() = default;
+
+step_plan executor_adapter::place(device_location device) {
+  block whole;
+  for (std::size_t t = 0; t < problem_.tensors.size(); ++t) {
+    const auto formats = formats_of(problem_.tensors[t].signature);
+    for (std::size_t operand = 0; operand < operand_count; ++operand) {
+      const operand_bytes& bytes = problem_.contents[t][operand];
+      const std::size_t offset =
+          problem_.tensors[t].offsets[operand] * element_size(formats[operand]);
+      whole.operands.push_back({append_guarded(whole.guarded, bytes, offset), bytes.size()});
+    }
+  }
+  whole.memory = allocate(std::max(whole.guarded.size(), alignment));
+  copy_in(whole.memory, whole.guarded, true);
+  for (std::size_t t = 0; t < problem_.tensors.size(); ++t) {
+    auto& addresses = addresses_.emplace_back();
+    for (std::size_t operand = 0; operand < operand_count; ++operand) {
+      addresses[operand] = whole.memory + whole.operands[t * operand_count + operand].begin;
+    }
+  }
+  blocks_.push_back(std::move(whole));
+  return problem_.plan(device, [this](std::size_t tensor, std::size_t operand) -> void* {
+    return addresses_[tensor][operand];
+  });
+}
+
+void executor_adapter::launch(int steps) {
+  for (int step = 0; step < steps; ++step) launch();
+}
+
+void executor_adapter::run_with_fresh_gradients(int steps, int first) {
+  for (int step = first; step < first + steps; ++step) {
+    for (std::size_t t = 0; t < problem_.tensors.size(); ++t) {
+      write(t, gradient_operand, problem_.gradient_at(t, step));
+    }
+    launch();
+  }
+}
+
+void executor_adapter::write(std::size_t tensor, std::size_t operand,
+                             std::span<const std::byte> bytes) {
+  copy_in(addresses_[tensor][operand], bytes, true);
+}
+
+operand_bytes executor_adapter::read(std::size_t tensor, std::size_t operand) const {
+  operand_bytes bytes(problem_.contents[tensor][operand].size());
+  copy_out(bytes, addresses_[tensor][operand]);
+  return bytes;
+}
+
+std::vector<operand_set> executor_adapter::read_all() const {
+  std::vector<operand_set> all(problem_.tensors.size());
+  for (std::size_t t = 0; t < all.size(); ++t) {
+    for (std::size_t operand = 0; operand < operand_count; ++operand) {
+      all[t][operand] = read(t, operand);
+    }
+  }
+  return all;
+}
+
+std::vector<float> executor_adapter::values(std::size_t tensor, std::size_t operand) const {
+  return decode(formats_of(problem_.tensors[tensor].signature)[operand], read(tensor, operand));
+}
+
+double executor_adapter::first_value(std::size_t operand) const {
+  return static_cast<double>(values(0, operand).at(0));
+}
+
+void executor_adapter::rebind(std::size_t tensor, std::size_t operand,
+                              std::span<const std::byte> contents, std::uint64_t offset) {
+  const storage_format format = formats_of(problem_.tensors[tensor].signature)[operand];
+  block fresh;
+  const std::size_t begin = append_guarded(fresh.guarded, contents, offset * element_size(format));
+  fresh.operands.push_back({begin, contents.size()});
+  fresh.memory = allocate(fresh.guarded.size());
+  copy_in(fresh.memory, fresh.guarded, false);
+  addresses_[tensor][operand] = fresh.memory + begin;
+  blocks_.push_back(std::move(fresh));
+  get().rebind(static_cast<tensor_id>(tensor), static_cast<operand_kind>(operand),
+               addresses_[tensor][operand]);
+}
+
+void executor_adapter::expect_guards_intact() const {
+  for (const block& allocated : blocks_) {
+    std::vector<std::byte> found(allocated.guarded.size());
+    copy_out(found, allocated.memory);
+    // Operands may change; whatever else differs was written by mistake.
+    for (const auto& [begin, size] : allocated.operands) {
+      std::fill_n(found.begin() + static_cast<std::ptrdiff_t>(begin), size, guard_byte);
+    }
+    EXPECT_TRUE(std::all_of(found.begin(), found.end(), [](std::byte byte) {
+      return byte == guard_byte;
+    })) << "memory beside an operand was written";
+  }
+}
+
+std::unique_ptr<executor_adapter> make_adapter(executor_kind kind, const test_problem& problem) {
+  if (kind == executor_kind::host) return std::make_unique<host_adapter>(problem);
+  return make_cuda_adapter(kind, problem);
+}
+
+void expect_same_bits(const test_problem& problem, const std::vector<operand_set>& found,
+                      const std::vector<operand_set>& expected) {
+  static constexpr const char* names[] = {"parameter", "gradient", "master", "exp_avg",
+                                          "exp_avg_sq"};
+  for (std::size_t t = 0; t < problem.tensors.size(); ++t) {
+    for (std::size_t operand = 0; operand < operand_count; ++operand) {
+      const operand_bytes& a = found[t][operand];
+      const operand_bytes& b = expected[t][operand];
+      ASSERT_EQ(a.size(), b.size());
+      if (a == b) continue;
+      const storage_format format = formats_of(problem.tensors[t].signature)[operand];
+      const auto difference = std::mismatch(a.begin(), a.end(), b.begin()).first - a.begin();
+      const std::size_t element = static_cast<std::size_t>(difference) / element_size(format);
+      ADD_FAILURE() << "tensor '" << problem.tensors[t].name << "' (" << problem.tensors[t].numel
+                    << " x " << name_of(problem.tensors[t].signature) << "): " << names[operand]
+                    << " differs first at element " << element << ": " << decode(format, a)[element]
+                    << ", expected " << decode(format, b)[element];
+      return;
+    }
+  }
+}
+
+}  // namespace stepgraph::test

@@ -1,0 +1,72 @@
+#include "common/test_problem.hpp"
+
+#include <utility>
+
+namespace stepgraph::test {
+
+void test_problem::add(problem_tensor tensor, std::uint64_t seed) {
+  integer_generator random(seed * 1'000'003 + tensors.size());
+  contents.push_back(random_operands(tensor.signature, tensor.numel, random));
+  if (options.loss_scale != 1.0) {
+    contents.back()[gradient_operand] = random_gradient(
+        tensor.signature.gradient, tensor.numel, random, static_cast<float>(options.loss_scale));
+  }
+  tensors.push_back(std::move(tensor));
+}
+
+void test_problem::add_uniform(std::string name, group_id group, std::uint64_t numel,
+                               const update_signature& signature, float parameter, float gradient) {
+  const std::vector<float> parameters(numel, parameter);
+  const std::vector<float> gradients(numel, gradient);
+  const std::vector<float> zeros(numel, 0.0f);
+  contents.push_back({encode(signature.parameter, parameters),
+                      encode(signature.gradient, gradients), encode(signature.master, parameters),
+                      encode(signature.exp_avg, zeros), encode(signature.exp_avg_sq, zeros)});
+  tensors.push_back({std::move(name), group, numel, signature});
+}
+
+operand_bytes test_problem::gradient_at(std::size_t tensor, int step) const {
+  integer_generator random(7919 * (tensor + 1) + static_cast<std::uint64_t>(step));
+  return random_gradient(tensors[tensor].signature.gradient, tensors[tensor].numel, random,
+                         static_cast<float>(options.loss_scale));
+}
+
+step_plan test_problem::plan(device_location device, const placement& place) const {
+  step_builder builder;
+  builder.set_options(options);
+  for (const group_options& group : groups) builder.add_group(group);
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const problem_tensor& tensor = tensors[t];
+    const auto formats = formats_of(tensor.signature);
+    const auto view = [&](std::size_t operand) {
+      return tensor_view{place(t, operand), tensor.numel, formats[operand], device};
+    };
+    tensor_operands operands;
+    operands.name = tensor.name;
+    operands.parameter = view(parameter_operand);
+    operands.gradient = view(gradient_operand);
+    if (tensor.signature.master != storage_format::none) operands.master = view(master_operand);
+    operands.exp_avg = view(exp_avg_operand);
+    operands.exp_avg_sq = view(exp_avg_sq_operand);
+    builder.add_tensor(tensor.group, std::move(operands));
+  }
+  return builder.build();
+}
+
+test_problem single_tensor_problem(const update_signature& signature, std::uint64_t numel,
+                                   const group_options& group) {
+  test_problem problem;
+  problem.groups = {group};
+  problem.add({"tensor", 0, numel, signature});
+  return problem;
+}
+
+test_problem uniform_problem(const group_options& group, float parameter, float gradient,
+                             const update_signature& signature, std::uint64_t numel) {
+  test_problem problem;
+  problem.groups = {group};
+  problem.add_uniform("tensor", 0, numel, signature, parameter, gradient);
+  return problem;
+}
+
+}  // namespace stepgraph::test

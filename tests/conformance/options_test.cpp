@@ -1,0 +1,79 @@
+#include <gtest/gtest.h>
+
+#include "conformance/conformance.hpp"
+#include "conformance/float64_check.hpp"
+
+// Every option of groups and steps, against float64, over enough steps to pass schedule boundaries.
+namespace stepgraph::test {
+namespace {
+
+struct option_case {
+  const char* name;
+  group_options group;
+  step_options step;
+};
+
+std::string test_name(const option_case& tested) { return tested.name; }
+
+constexpr learning_rate_schedule schedule_of(schedule_shape shape, std::uint64_t warmup) {
+  return {shape, 0, 1e-4, 1e-2, 1e-3, warmup, 9};
+}
+
+const option_case option_cases[] = {
+    {"adamw", {.weight_decay = 0.1}, {}},
+    {"l2", {.weight_decay = 0.1, .mode = weight_decay_mode::l2}, {}},
+    {"no_bias_correction", {.weight_decay = 0.1, .bias_correction = false}, {}},
+    {"maximize", {.weight_decay = 0.1, .maximize = true}, {}},
+    {"l2_maximize", {.weight_decay = 0.1, .mode = weight_decay_mode::l2, .maximize = true}, {}},
+    {"zero_learning_rate", {.learning_rate = 0.0, .weight_decay = 0.1}, {}},
+    {"no_momentum", {.beta1 = 0.0, .beta2 = 0.0}, {}},
+    {"large_eps", {.eps = 0.01}, {}},
+    {"resumed", {.weight_decay = 0.1, .step = 1000}, {}},
+    {"constant_with_warmup", {.schedule = schedule_of(schedule_shape::constant, 3)}, {}},
+    {"linear", {.schedule = schedule_of(schedule_shape::linear, 0)}, {}},
+    {"linear_with_warmup",
+     {.weight_decay = 0.1, .schedule = schedule_of(schedule_shape::linear, 3)},
+     {}},
+    {"cosine_with_warmup",
+     {.weight_decay = 0.1, .schedule = schedule_of(schedule_shape::cosine, 3)},
+     {}},
+    {"cosine_resumed", {.schedule = schedule_of(schedule_shape::cosine, 3), .step = 5}, {}},
+    {"loss_scale", {.weight_decay = 0.1}, {.loss_scale = 1024.0}},
+    {"loss_scale_of_no_power_of_two", {}, {.loss_scale = 1000.0}},
+    {"clip", {.weight_decay = 0.1}, {.max_grad_norm = 0.75}},
+    {"clip_that_does_not_clip", {}, {.max_grad_norm = 1e6}},
+    {"clip_of_scaled_gradients", {}, {.max_grad_norm = 0.5, .loss_scale = 64.0}},
+    {"skip_non_finite", {.weight_decay = 0.1}, {.skip_non_finite = true}},
+    {"zero_gradients", {}, {.zero_gradients = true}},
+    {"everything",
+     {.weight_decay = 0.01,
+      .mode = weight_decay_mode::l2,
+      .maximize = true,
+      .schedule = schedule_of(schedule_shape::cosine, 2)},
+     {.skip_non_finite = true, .max_grad_norm = 0.5, .loss_scale = 8.0, .zero_gradients = true}},
+};
+
+auto every_option(executor_kind kind) {
+  return ::testing::Combine(::testing::Values(kind), ::testing::ValuesIn(option_cases));
+}
+
+class Options : public ConformanceWith<option_case> {};
+
+STEPGRAPH_INSTANTIATE_FOR_EVERY_EXECUTOR(Options, every_option);
+
+TEST_P(Options, StepsMatchFloat64BesideAnotherGroup) {
+  constexpr update_signature mixed = {storage_format::bf16, storage_format::f32,
+                                      storage_format::f32, storage_format::f32,
+                                      storage_format::f32};
+  test_problem problem;
+  problem.options = tested().step;
+  problem.groups = {tested().group, {.name = "other", .learning_rate = 2e-2}};
+  problem.add({"f32", 0, 2500, {}});
+  problem.add({"mixed", 0, 300, mixed});
+  problem.add({"f32 of the other group", 1, 5000, {}});
+  problem.add({"mixed of the other group", 1, 7, mixed});
+  run_and_check_against_float64(*make(problem), 12);
+}
+
+}  // namespace
+}  // namespace stepgraph::test

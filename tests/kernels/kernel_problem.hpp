@@ -1,0 +1,94 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "common/random_operands.hpp"
+#include "stepgraph/kernels/step_block.hpp"
+#include "stepgraph/kernels/tensor_table.hpp"
+#include "stepgraph/math/advance_step.hpp"
+
+/// Inputs of single operations: tables over memory of one kind, and step blocks on the host.
+namespace stepgraph::test {
+
+struct kernel_tensor {
+  update_signature signature;
+  std::uint64_t numel = 0;
+  std::uint32_t group = 0;
+  std::uint64_t offset = 0;  ///< elements by which every operand is off a 16-byte boundary
+};
+
+/// The contents of every tensor's operands, from one seed.
+inline std::vector<operand_set> random_contents(const std::vector<kernel_tensor>& tensors,
+                                                std::uint64_t seed) {
+  integer_generator random(seed);
+  std::vector<operand_set> contents;
+  for (const kernel_tensor& tensor : tensors) {
+    contents.push_back(random_operands(tensor.signature, tensor.numel, random));
+  }
+  return contents;
+}
+
+/// Memory of one operand: `Buffer` is constructed from bytes and has data().
+template <class Buffer>
+struct placed_tensors {
+  std::vector<Buffer> buffers;
+  std::vector<tensor_descriptor> descriptors;
+  std::vector<chunk_descriptor> chunks;
+
+  placed_tensors(const std::vector<kernel_tensor>& tensors,
+                 const std::vector<operand_set>& contents) {
+    for (std::size_t t = 0; t < tensors.size(); ++t) {
+      tensor_descriptor descriptor;
+      descriptor.numel = tensors[t].numel;
+      descriptor.group = tensors[t].group;
+      descriptor.signature = tensors[t].signature;
+      void** const pointers[] = {&descriptor.parameter, &descriptor.gradient, &descriptor.master,
+                                 &descriptor.exp_avg, &descriptor.exp_avg_sq};
+      for (std::size_t operand = 0; operand < operand_count; ++operand) {
+        const storage_format format = formats_of(tensors[t].signature)[operand];
+        operand_bytes bytes(tensors[t].offset * element_size(format));
+        bytes.insert(bytes.end(), contents[t][operand].begin(), contents[t][operand].end());
+        buffers.emplace_back(bytes);
+        if (format != storage_format::none) {
+          *pointers[operand] = reinterpret_cast<std::byte*>(buffers.back().data()) +
+                               tensors[t].offset * element_size(format);
+        }
+      }
+      descriptor.vectorizable = all_operands_aligned(descriptor) ? 1 : 0;
+      append_chunks(chunks, static_cast<std::uint32_t>(descriptors.size()), descriptor.numel);
+      descriptors.push_back(descriptor);
+    }
+  }
+
+  /// A view of host tables, whatever memory the operands are in.
+  tensor_table_view host_table() const {
+    return {descriptors.data(), chunks.data(), chunks.size()};
+  }
+};
+
+using host_tensors = placed_tensors<operand_bytes>;
+
+/// A step block on the host.
+struct host_block {
+  step_scalars scalars;
+  step_settings step;
+  std::vector<group_settings> groups;
+  std::vector<group_progress> progress;
+  std::vector<math::adam_terms> terms;
+
+  explicit host_block(std::size_t group_count)
+      : groups(group_count), progress(group_count), terms(group_count) {
+    for (std::size_t group = 0; group < group_count; ++group) {
+      groups[group].learning_rate = 1e-3 * static_cast<double>(group + 1);
+      groups[group].weight_decay = 0.01 * static_cast<double>(group);
+    }
+  }
+
+  step_block_view view() {
+    return {&scalars,        &step,        groups.data(),
+            progress.data(), terms.data(), static_cast<std::uint32_t>(groups.size())};
+  }
+};
+
+}  // namespace stepgraph::test

@@ -1,0 +1,307 @@
+#include "stepgraph/step_builder.hpp"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+
+#include "common/expect_error.hpp"
+#include "runtime/host_tensor.hpp"
+#include "stepgraph/error.hpp"
+#include "stepgraph/host_executor.hpp"
+
+namespace stepgraph::test {
+namespace {
+
+constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+struct refusal {
+  const char* name;
+  std::vector<std::string> words;
+};
+
+/// Expects a builder to refuse, to be as it was before, and to go on.
+class refused_builder {
+ public:
+  refused_builder() {
+    builder_.add_group({.name = "group"});
+    builder_.add_tensor(0, before_.operands("before"));
+  }
+
+  void expect_refusal(const std::function<void(step_builder&)>& call,
+                      const std::vector<std::string>& words) {
+    expect_error<usage_error>([&] { call(builder_); }, words);
+    const step_plan unchanged = builder_.build();
+    EXPECT_EQ(unchanged.groups.size(), 1u);
+    EXPECT_EQ(unchanged.tensors.size(), 1u);
+    EXPECT_EQ(unchanged.options.loss_scale, 1.0);
+    EXPECT_EQ(unchanged.options.max_grad_norm, 0.0);
+    builder_.add_tensor(0, after_.operands("bent"));
+    EXPECT_EQ(builder_.build().tensors.size(), 2u);
+    host_executor(builder_.build()).launch();
+  }
+
+ private:
+  host_tensor before_;
+  host_tensor after_;
+  step_builder builder_;
+};
+
+/// A tensor called "bent" that `bend` has made wrong.
+struct tensor_refusal : refusal {
+  std::function<void(tensor_operands&, host_tensor&)> bend;
+};
+
+void* moved_by(void* memory, std::size_t bytes) { return static_cast<std::byte*>(memory) + bytes; }
+
+std::vector<tensor_refusal> tensor_refusals() {
+  std::vector<tensor_refusal> refusals = {
+      {{"A04_no_gradient", {"bent", "gradient"}},
+       [](tensor_operands& t, host_tensor&) { t.gradient.reset(); }},
+      {{"gradient_of_another_size", {"bent", "gradient", "7", "8"}},
+       [](tensor_operands& t, host_tensor&) { t.gradient->numel = 7; }},
+      {{"master_of_another_size", {"bent", "master", "9", "8"}},
+       [](tensor_operands& t, host_tensor& memory) {
+         t.master = memory.view(memory.master);
+         t.master->numel = 9;
+       }},
+      {{"exp_avg_of_another_size", {"bent", "exp_avg", "0", "8"}},
+       [](tensor_operands& t, host_tensor&) { t.exp_avg.numel = 0; }},
+      {{"exp_avg_sq_of_another_size", {"bent", "exp_avg_sq", "16", "8"}},
+       [](tensor_operands& t, host_tensor&) { t.exp_avg_sq.numel = 16; }},
+      {{"gradient_on_another_device", {"bent", "gradient", "cuda:1", "host"}},
+       [](tensor_operands& t, host_tensor&) {
+         t.gradient->device = {device_kind::cuda, 1};
+       }},
+      {{"all_on_another_device", {"bent", "cuda:0", "host", "before"}},
+       [](tensor_operands& t, host_tensor&) {
+         for (tensor_view* view : {&t.parameter, &*t.gradient, &t.exp_avg, &t.exp_avg_sq}) {
+           view->device = {device_kind::cuda, 0};
+         }
+       }},
+      {{"null_parameter", {"bent", "parameter", "null", "8"}},
+       [](tensor_operands& t, host_tensor&) { t.parameter.data = nullptr; }},
+      {{"null_gradient", {"bent", "gradient", "null"}},
+       [](tensor_operands& t, host_tensor&) { t.gradient->data = nullptr; }},
+      {{"null_exp_avg_sq", {"bent", "exp_avg_sq", "null"}},
+       [](tensor_operands& t, host_tensor&) { t.exp_avg_sq.data = nullptr; }},
+      {{"misaligned_f32", {"bent", "exp_avg", "4 bytes", "f32"}},
+       [](tensor_operands& t, host_tensor&) { t.exp_avg.data = moved_by(t.exp_avg.data, 2); }},
+      {{"misaligned_bf16", {"bent", "gradient", "2 bytes", "bf16"}},
+       [](tensor_operands& t, host_tensor&) {
+         t.gradient->format = storage_format::bf16;
+         t.gradient->data = moved_by(t.gradient->data, 1);
+       }},
+      {{"name_already_taken", {"before", "taken"}},
+       [](tensor_operands& t, host_tensor&) { t.name = "before"; }},
+      {{"no_name", {"name"}}, [](tensor_operands& t, host_tensor&) { t.name.clear(); }},
+      {{"parameter_of_no_format", {"bent", "parameter", "format"}},
+       [](tensor_operands& t, host_tensor&) { t.parameter.format = storage_format::none; }},
+      {{"gradient_of_no_format", {"bent", "gradient", "format"}},
+       [](tensor_operands& t, host_tensor&) { t.gradient->format = storage_format::none; }},
+      {{"master_in_16_bits", {"bent", "f32/f32/bf16/f32/f32", "master"}},
+       [](tensor_operands& t, host_tensor& memory) {
+         t.master = memory.view(memory.master);
+         t.master->format = storage_format::bf16;
+       }},
+      {{"more_elements_than_memory", {"bent", "18446744073709551615"}},
+       [](tensor_operands& t, host_tensor&) {
+         for (tensor_view* view : {&t.parameter, &*t.gradient, &t.exp_avg, &t.exp_avg_sq}) {
+           view->numel = std::numeric_limits<std::uint64_t>::max();
+         }
+       }},
+  };
+  return refusals;
+}
+
+class StepBuilderTensor : public ::testing::TestWithParam<tensor_refusal> {};
+
+INSTANTIATE_TEST_SUITE_P(Refuses, StepBuilderTensor, ::testing::ValuesIn(tensor_refusals()),
+                         [](const auto& tested) { return std::string(tested.param.name); });
+
+TEST_P(StepBuilderTensor, NamesTheTensorAndGoesOn) {
+  host_tensor memory;
+  tensor_operands operands = memory.operands("bent");
+  GetParam().bend(operands, memory);
+  refused_builder().expect_refusal([&](step_builder& builder) { builder.add_tensor(0, operands); },
+                                   GetParam().words);
+}
+
+TEST(StepBuilder, TensorOfAMissingGroupIsRefused) {
+  host_tensor memory;
+  refused_builder().expect_refusal(
+      [&](step_builder& builder) { builder.add_tensor(1, memory.operands("bent")); },
+      {"bent", "group 1", "1 group"});
+}
+
+/// A group called "bent" that is wrong in one option.
+struct group_refusal : refusal {
+  group_options options;
+};
+
+learning_rate_schedule schedule_of(double initial, double maximum, double minimum,
+                                   std::uint64_t warmup, std::uint64_t decay) {
+  return {schedule_shape::cosine, 0, initial, maximum, minimum, warmup, decay};
+}
+
+std::vector<group_refusal> group_refusals() {
+  std::vector<group_refusal> refusals;
+  const auto add = [&](const char* name, std::vector<std::string> words, group_options options) {
+    options.name = "bent";
+    words.push_back("bent");
+    refusals.push_back({{name, std::move(words)}, options});
+  };
+  add("negative_learning_rate", {"learning_rate", "-0.5"}, {.learning_rate = -0.5});
+  add("nan_learning_rate", {"learning_rate", "nan"}, {.learning_rate = nan});
+  add("infinite_learning_rate", {"learning_rate", "inf"}, {.learning_rate = infinity});
+  add("beta1_of_one", {"beta1", "1", "[0, 1)"}, {.beta1 = 1.0});
+  add("negative_beta1", {"beta1", "-0.1"}, {.beta1 = -0.1});
+  add("nan_beta1", {"beta1", "nan"}, {.beta1 = nan});
+  add("beta2_of_one", {"beta2", "[0, 1)"}, {.beta2 = 1.0});
+  add("large_beta2", {"beta2", "2"}, {.beta2 = 2.0});
+  add("nan_beta2", {"beta2", "nan"}, {.beta2 = nan});
+  add("negative_eps", {"eps", "-1e-08"}, {.eps = -1e-8});
+  add("infinite_eps", {"eps", "inf"}, {.eps = infinity});
+  add("negative_weight_decay", {"weight_decay", "-0.01"}, {.weight_decay = -0.01});
+  add("nan_weight_decay", {"weight_decay", "nan"}, {.weight_decay = nan});
+  add("schedule_without_decay", {"decay_steps", "10", "warmup_steps"},
+      {.schedule = schedule_of(0.0, 1.0, 0.0, 10, 10)});
+  add("schedule_that_ends_in_its_warmup", {"decay_steps", "9", "10"},
+      {.schedule = schedule_of(0.0, 1.0, 0.0, 10, 9)});
+  add("schedule_with_nan_maximum", {"schedule", "maximum", "nan"},
+      {.schedule = schedule_of(0.0, nan, 0.0, 1, 9)});
+  add("schedule_with_negative_minimum", {"schedule", "minimum", "-1"},
+      {.schedule = schedule_of(0.0, 1.0, -1.0, 1, 9)});
+  add("schedule_with_infinite_initial", {"schedule", "initial", "inf"},
+      {.schedule = schedule_of(infinity, 1.0, 0.0, 1, 9)});
+  return refusals;
+}
+
+class StepBuilderGroup : public ::testing::TestWithParam<group_refusal> {};
+
+INSTANTIATE_TEST_SUITE_P(Refuses, StepBuilderGroup, ::testing::ValuesIn(group_refusals()),
+                         [](const auto& tested) { return std::string(tested.param.name); });
+
+TEST_P(StepBuilderGroup, NamesTheGroupAndGoesOn) {
+  refused_builder().expect_refusal(
+      [](step_builder& builder) { builder.add_group(GetParam().options); }, GetParam().words);
+}
+
+TEST(StepBuilder, ConstantScheduleNeedsNoDecay) {
+  step_builder builder;
+  builder.add_group(
+      {.schedule = learning_rate_schedule{schedule_shape::constant, 0, 0.0, 1.0, 0.0, 10, 0}});
+  EXPECT_EQ(builder.build().groups.size(), 1u);
+}
+
+TEST(StepBuilder, EdgesOfTheRangesAreAccepted) {
+  step_builder builder;
+  builder.add_group({.learning_rate = 0.0, .beta1 = 0.0, .beta2 = 0.0, .eps = 0.0});
+  builder.set_options({.max_grad_norm = infinity, .loss_scale = 1e-30});
+  EXPECT_EQ(builder.build().groups.size(), 1u);
+}
+
+struct option_refusal : refusal {
+  step_options options;
+};
+
+const option_refusal option_refusals[] = {
+    {{"zero_loss_scale", {"loss_scale", "0"}}, {.loss_scale = 0.0}},
+    {{"negative_loss_scale", {"loss_scale", "-2"}}, {.loss_scale = -2.0}},
+    {{"infinite_loss_scale", {"loss_scale", "inf"}}, {.loss_scale = infinity}},
+    {{"nan_loss_scale", {"loss_scale", "nan"}}, {.loss_scale = nan}},
+    {{"negative_max_grad_norm", {"max_grad_norm", "-1"}}, {.max_grad_norm = -1.0}},
+    {{"nan_max_grad_norm", {"max_grad_norm", "nan"}}, {.max_grad_norm = nan}},
+};
+
+class StepBuilderOptions : public ::testing::TestWithParam<option_refusal> {};
+
+INSTANTIATE_TEST_SUITE_P(Refuses, StepBuilderOptions, ::testing::ValuesIn(option_refusals),
+                         [](const auto& tested) { return std::string(tested.param.name); });
+
+TEST_P(StepBuilderOptions, NamesTheOptionAndGoesOn) {
+  refused_builder().expect_refusal(
+      [](step_builder& builder) { builder.set_options(GetParam().options); }, GetParam().words);
+}
+
+TEST(StepBuilderOverlap, OperandsOfOneTensorThatShareMemoryAreRefused) {
+  host_tensor memory;
+  tensor_operands operands = memory.operands("bent");
+  operands.exp_avg_sq = operands.exp_avg;
+  step_builder builder;
+  builder.add_tensor(builder.add_group({}), operands);
+  expect_error<usage_error>([&] { builder.build(); }, {"bent", "exp_avg", "exp_avg_sq", "memory"});
+}
+
+TEST(StepBuilderOverlap, TensorsThatShareOneByteAreRefused) {
+  host_tensor first(16);
+  host_tensor second(16);
+  tensor_operands operands = second.operands("second");
+  // Starts at the last element of the first tensor's gradient.
+  operands.gradient->data = first.gradient.data() + 15;
+  operands.gradient->numel = operands.parameter.numel = operands.exp_avg.numel =
+      operands.exp_avg_sq.numel = 1;
+  step_builder builder;
+  builder.add_group({});
+  builder.add_tensor(0, first.operands("first"));
+  builder.add_tensor(0, operands);
+  expect_error<usage_error>([&] { builder.build(); }, {"first", "second", "gradient"});
+}
+
+TEST(StepBuilderOverlap, NeighboursAreAccepted) {
+  std::vector<float> arena(4 * 16, 0.0f);
+  const auto part = [&](std::size_t index) { return tensor_view{arena.data() + 16 * index, 16}; };
+  step_builder builder;
+  builder.add_tensor(builder.add_group({}), {.name = "tensor",
+                                             .parameter = part(0),
+                                             .gradient = part(1),
+                                             .exp_avg = part(3),
+                                             .exp_avg_sq = part(2)});
+  EXPECT_EQ(builder.build().tensors.size(), 1u);
+}
+
+TEST(StepBuilder, EmptyTensorNeedsNoMemory) {
+  step_builder builder;
+  const tensor_view nothing = {nullptr, 0};
+  builder.add_tensor(builder.add_group({}), {.name = "empty",
+                                             .parameter = nothing,
+                                             .gradient = nothing,
+                                             .exp_avg = nothing,
+                                             .exp_avg_sq = nothing});
+  host_executor executor(builder.build());
+  executor.launch();
+  EXPECT_EQ(executor.status().step, 1u);
+}
+
+TEST(StepBuilder, UnnamedGroupsAreCalledByTheirIndex) {
+  step_builder builder;
+  builder.add_group({});
+  builder.add_group({.name = "decayed"});
+  builder.add_group({});
+  const step_plan plan = builder.build();
+  EXPECT_EQ(plan.groups[0].name, "group 0");
+  EXPECT_EQ(plan.groups[1].name, "decayed");
+  EXPECT_EQ(plan.groups[2].name, "group 2");
+}
+
+TEST(StepBuilder, InspectionNeedsNoMemoryButChecksShapes) {
+  step_builder builder(plan_purpose::inspect);
+  const tensor_view shape = {nullptr, 100};
+  builder.add_group({});
+  tensor_operands operands = {.name = "shape",
+                              .parameter = shape,
+                              .gradient = shape,
+                              .exp_avg = shape,
+                              .exp_avg_sq = shape};
+  builder.add_tensor(0, operands);
+  operands.name = "bent";
+  operands.exp_avg.numel = 99;
+  expect_error<usage_error>([&] { builder.add_tensor(0, operands); }, {"bent", "exp_avg", "99"});
+  const step_plan plan = builder.build();
+  EXPECT_TRUE(plan.shapes_only);
+  EXPECT_EQ(plan.nodes.back().chunks, 1u);
+}
+
+}  // namespace
+}  // namespace stepgraph::test
