@@ -1,48 +1,63 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
-#include "stepgraph/cuda/handles.hpp"
+#include "operand_memory.hpp"
+#include "stepgraph/executor.hpp"
 #include "stepgraph/step_builder.hpp"
+#include "tensor_list.hpp"
 
-/// What the benchmarks share: tensors of one signature in device memory, filled with random
-/// numbers, and the copy kernel that moves the same bytes without arithmetic.
+#if defined(STEPGRAPH_HAS_CUDA)
+#include "pure_stream.hpp"
+#endif
+
 namespace stepgraph::perf {
 
-/// `tensors` tensors of `numel` elements each. Every operand of all tensors lies in one allocation,
-/// so that the copy kernel can run over it in one piece.
+/// The tensors of a step in memory, filled with random numbers in the ranges of a model in
+/// training. Every operand of all tensors lies in one allocation, tensor after tensor, each tensor
+/// at a multiple of 128 elements, so that the copy kernel can run over it in one piece.
 class benchmark_problem {
  public:
-  /// Parameters are random in [-1, 1), gradients in [-0.01, 0.01), exp_avg likewise and exp_avg_sq
-  /// in [0, 1e-4): the ranges of a model in training. Throws cuda_error when memory is short.
-  benchmark_problem(const update_signature& signature, std::uint32_t tensors, std::uint64_t numel);
+  /// Allocates and fills; waits until that is done. Throws when memory is short.
+  benchmark_problem(const update_signature& signature, const tensor_list& list,
+                    device_location location);
 
-  /// A plan of one AdamW group over the tensors.
-  step_plan plan(const step_options& options = {}) const;
+  /// A plan of AdamW over the tensors. Every group gets `group`'s hyperparameters.
+  step_plan plan(const step_options& options = {},
+                 const group_options& group = {.learning_rate = 1e-4, .weight_decay = 0.01}) const;
 
-  /// Enqueues one kernel that reads what an update reads and writes what it writes, 16 bytes an
-  /// access, and leaves every byte as it was: the limit that memory sets.
-  void launch_pure_stream(cudaStream_t stream) const;
+  /// Where an operand of a tensor lies.
+  void* address(operand_kind kind, tensor_id tensor) const;
 
-  /// Bytes that one update, or one run of the copy kernel, moves.
-  std::uint64_t bytes() const;
+  std::uint32_t tensor_count() const { return static_cast<std::uint32_t>(numels_.size()); }
+  std::uint32_t group_count() const { return group_per_tensor_ ? tensor_count() : 1; }
+
+#if defined(STEPGRAPH_HAS_CUDA)
+  /// The copy kernel over the same memory, for what `plan()` moves.
+  pure_stream stream_limit(cudaStream_t stream) const;
+#endif
 
  private:
   struct operand {
     storage_format format = storage_format::none;
-    cuda::unique_device_memory memory;
+    operand_memory memory = {nullptr, [](void*) {}};
+    operand_memory scales = {nullptr, [](void*) {}};  ///< of a block-scaled master or moment
   };
-  tensor_view view_of(const operand& source, std::uint32_t tensor) const;
+  const operand& operand_of(operand_kind kind) const;
+  tensor_view view_of(operand_kind kind, tensor_id tensor) const;
 
   update_signature signature_;
-  std::uint32_t tensors_;
-  std::uint64_t numel_;
-  int device_ = 0;
+  device_location location_;
+  std::vector<std::uint64_t> numels_;
+  std::vector<std::uint64_t> offsets_;  ///< of each tensor's first element, and of the end
+  bool group_per_tensor_;
   operand parameter_, gradient_, master_, exp_avg_, exp_avg_sq_;
+  /// scale, amax and scale_inv of each tensor with an FP8 parameter, all 1
+  operand_memory parameter_scaling_ = {nullptr, [](void*) {}};
 };
 
-/// Bytes of device memory the problem takes.
-std::uint64_t memory_of(const update_signature& signature, std::uint32_t tensors,
-                        std::uint64_t numel);
+/// Bytes of memory the problem takes, without block scales.
+std::uint64_t memory_of(const update_signature& signature, const tensor_list& list);
 
 }  // namespace stepgraph::perf

@@ -1,99 +1,52 @@
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include <stdexcept>
-
 #include "device_data.hpp"
 
 namespace stepgraph::perf {
 namespace {
 
-constexpr int threads = 256;
-constexpr int elements_per_block = 2048;
+constexpr int fill_threads = 256;
+constexpr int fill_blocks = 4096;
 
-/// A well mixed 64-bit hash of a counter (the finaliser of splitmix64, Steele et al. 2014).
-__device__ std::uint64_t mixed(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15ull;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
-
-__device__ void assign(float& target, float value) { target = value; }
-__device__ void assign(__half& target, float value) { target = __float2half_rn(value); }
-__device__ void assign(__nv_bfloat16& target, float value) { target = __float2bfloat16_rn(value); }
-
-template <class Element>
-__global__ void fill_kernel(Element* data, std::uint64_t elements, float low, float high,
-                            std::uint64_t seed) {
+template <storage_format Format>
+__global__ void fill_kernel(void* data, std::uint64_t elements, random_range range) {
+  auto* target = static_cast<typename stored_element<Format>::type*>(data);
   const std::uint64_t stride = static_cast<std::uint64_t>(gridDim.x) * blockDim.x;
   for (std::uint64_t i = blockIdx.x * static_cast<std::uint64_t>(blockDim.x) + threadIdx.x;
        i < elements; i += stride) {
-    const float unit = static_cast<float>(mixed(seed << 48 ^ i) >> 40) * 0x1p-24f;
-    assign(data[i], low + (high - low) * unit);
+    target[i] = random_element<Format>(range, i);
   }
 }
 
-/// Accesses of 16 bytes that a thread makes to an operand of 4-byte elements.
-constexpr int most_accesses = elements_per_block * 4 / 16 / threads;
+__device__ std::uint64_t device_nanoseconds() {
+  std::uint64_t time;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
+  return time;
+}
 
-__global__ void __launch_bounds__(threads)
-    pure_stream_kernel(pure_stream_operands operands, unsigned int zero) {
-  uint4 held[5][most_accesses] = {};
-#pragma unroll
-  for (int o = 0; o < 5; ++o) {
-    if (o >= operands.count || !operands.entries[o].read) continue;
-    const auto entry = operands.entries[o];
-    const uint4* source = static_cast<const uint4*>(entry.data) +
-                          static_cast<std::uint64_t>(blockIdx.x) * 128 * entry.element_bytes;
-#pragma unroll
-    for (int access = 0; access < most_accesses; ++access) {
-      const int at = access * threads + static_cast<int>(threadIdx.x);
-      if (at < 128 * static_cast<int>(entry.element_bytes)) held[o][access] = source[at];
-    }
-  }
-#pragma unroll
-  for (int o = 0; o < 5; ++o) {
-    if (o >= operands.count || !operands.entries[o].written) continue;
-    const auto entry = operands.entries[o];
-    uint4* target = static_cast<uint4*>(entry.data) +
-                    static_cast<std::uint64_t>(blockIdx.x) * 128 * entry.element_bytes;
-#pragma unroll
-    for (int access = 0; access < most_accesses; ++access) {
-      const int at = access * threads + static_cast<int>(threadIdx.x);
-      // `zero` is 0, which the compiler cannot know: every read is needed, no value changes.
-      held[o][access].x ^= held[0][access].x & zero;
-      if (at < 128 * static_cast<int>(entry.element_bytes)) target[at] = held[o][access];
-    }
+__global__ void spin_kernel(std::uint64_t nanoseconds) {
+  const std::uint64_t begin = device_nanoseconds();
+  while (device_nanoseconds() - begin < nanoseconds) {
   }
 }
+
+__global__ void store_scalar_kernel(float* target, float value) { *target = value; }
 
 }  // namespace
 
-void fill_random(void* data, storage_format format, std::uint64_t elements, float low, float high,
-                 std::uint64_t seed) {
-  constexpr int blocks = 4096;
-  switch (format) {
-    case storage_format::f32:
-      fill_kernel<<<blocks, threads>>>(static_cast<float*>(data), elements, low, high, seed);
-      break;
-    case storage_format::f16:
-      fill_kernel<<<blocks, threads>>>(static_cast<__half*>(data), elements, low, high, seed);
-      break;
-    case storage_format::bf16:
-      fill_kernel<<<blocks, threads>>>(static_cast<__nv_bfloat16*>(data), elements, low, high,
-                                       seed);
-      break;
-    case storage_format::none:
-      break;
-  }
-  if (cudaGetLastError() != cudaSuccess) throw std::runtime_error("fill_random failed to launch");
+cudaError_t cuda_fill_random(void* data, storage_format format, std::uint64_t elements,
+                             const random_range& range) {
+  with_format(format, [&](auto constant) {
+    fill_kernel<decltype(constant)::value><<<fill_blocks, fill_threads>>>(data, elements, range);
+  });
+  return cudaGetLastError();
 }
 
-cudaError_t cuda_launch_pure_stream(const pure_stream_operands& operands, std::uint64_t elements,
-                                    cudaStream_t stream) {
-  pure_stream_kernel<<<static_cast<unsigned int>(elements / elements_per_block), threads, 0,
-                       stream>>>(operands, 0u);
+cudaError_t cuda_launch_spin(double seconds, cudaStream_t stream) {
+  spin_kernel<<<1, 1, 0, stream>>>(static_cast<std::uint64_t>(seconds * 1e9));
+  return cudaGetLastError();
+}
+
+cudaError_t cuda_launch_store_scalar(float* target, float value, cudaStream_t stream) {
+  store_scalar_kernel<<<1, 1, 0, stream>>>(target, value);
   return cudaGetLastError();
 }
 

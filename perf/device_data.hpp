@@ -4,32 +4,19 @@
 
 #include <cstdint>
 
-#include "stepgraph/math/storage_format.hpp"
+#include "random_values.hpp"
 
-/// Kernels of the benchmarks' own. They use nothing of the library's memory layer, so that the
-/// limit they measure does not move with it.
+/// Small kernels of the benchmarks' own.
 namespace stepgraph::perf {
 
-/// Fills `elements` elements with uniform random numbers in [low, high). Enqueued onto the default
-/// stream.
-void fill_random(void* data, storage_format format, std::uint64_t elements, float low, float high,
-                 std::uint64_t seed);
+/// Fills `elements` elements of a format other than `none`. Enqueued onto the default stream.
+cudaError_t cuda_fill_random(void* data, storage_format format, std::uint64_t elements,
+                             const random_range& range);
 
-/// What `cuda_launch_pure_stream` moves.
-struct pure_stream_operands {
-  struct entry {
-    void* data;
-    std::uint32_t element_bytes;
-    bool read;
-    bool written;  ///< with what was read there, or with zeros where nothing is read
-  };
-  entry entries[5];
-  int count = 0;
-};
+/// Keeps `stream` busy for `seconds`, so that what is enqueued meanwhile starts without a gap.
+cudaError_t cuda_launch_spin(double seconds, cudaStream_t stream);
 
-/// Reads and writes every operand once, 16 bytes an access, all reads of a block before its writes.
-/// `elements` must be a multiple of 2048.
-cudaError_t cuda_launch_pure_stream(const pure_stream_operands& operands, std::uint64_t elements,
-                                    cudaStream_t stream);
+/// Stores one number: how frameworks change a scalar that lives on the device.
+cudaError_t cuda_launch_store_scalar(float* target, float value, cudaStream_t stream);
 
 }  // namespace stepgraph::perf

@@ -1,8 +1,6 @@
 #pragma once
 
-#include <algorithm>
-#include <vector>
-
+#include "device_data.hpp"
 #include "stepgraph/cuda/check.hpp"
 #include "stepgraph/cuda/handles.hpp"
 
@@ -19,16 +17,19 @@ class device_timer {
     end_ = cuda::unique_event(handle);
   }
 
-  /// Seconds of device time; waits for the device.
+  /// Seconds of device time of one of `runs` calls back to back; waits for the device. The device
+  /// is kept busy for `head_start` seconds first: long enough for the calls to be enqueued, it
+  /// keeps their processor time out of the result.
   template <class Enqueue>
-  double seconds(Enqueue&& enqueue) {
+  double seconds(Enqueue&& enqueue, int runs = 1, double head_start = 0.0) {
+    if (head_start > 0.0) STEPGRAPH_CUDA_CHECK(cuda_launch_spin(head_start, stream_));
     STEPGRAPH_CUDA_CHECK(cudaEventRecord(begin_.get(), stream_));
-    enqueue();
+    for (int run = 0; run < runs; ++run) enqueue();
     STEPGRAPH_CUDA_CHECK(cudaEventRecord(end_.get(), stream_));
     STEPGRAPH_CUDA_CHECK(cudaEventSynchronize(end_.get()));
     float milliseconds = 0.0f;
     STEPGRAPH_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, begin_.get(), end_.get()));
-    return static_cast<double>(milliseconds) * 1e-3;
+    return static_cast<double>(milliseconds) * 1e-3 / runs;
   }
 
  private:
@@ -36,11 +37,7 @@ class device_timer {
   cuda::unique_event begin_, end_;
 };
 
-/// The middle value; `values` must not be empty.
-inline double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
+/// A head start in which `launches` kernels or graphs are surely enqueued.
+inline double head_start_for(int launches) { return 100e-6 + 10e-6 * launches; }
 
 }  // namespace stepgraph::perf

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Runs every program and leaves what perf/results/<gpu>/ holds.
+#
+#   perf/run_all.sh BIN OUTDIR [part]...
+#
+# BIN: the build's perf directory, built here or carried here. OUTDIR: receives one JSON file a part.
+# Parts: adam replay update instantiate host peers; all of them if none is named (about three minutes
+# on an H200). PYTHON: the interpreter that has torch (default python3). Runs all parts even when one
+# failed; the exit status is then 1.
+set -uo pipefail
+
+[ $# -ge 2 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+perf=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+bin=$(cd "$1" && pwd) || exit 2
+mkdir -p "$2" && out=$(cd "$2" && pwd) || exit 2
+shift 2
+parts=("$@")
+[ $# -gt 0 ] || parts=(adam replay update instantiate host peers)
+python=${PYTHON:-python3}
+failed=()
+
+# step <name> <command>...
+step() {
+  local name=$1 start=$SECONDS
+  shift
+  printf '\n== %s\n' "$name"
+  if "$@"; then
+    printf '== %s: %s s\n' "$name" "$((SECONDS - start))"
+  else
+    printf '== %s: FAILED\n' "$name"
+    failed+=("$name")
+  fi
+}
+
+bench() { step "$1" "$bin/$1" --benchmark_out="$out/$1.json"; }
+
+peers() {
+  local name=$1
+  shift
+  step "$name" "$python" "$perf/peers.py" --library "$bin/libstepgraph_peer.so" \
+    --json "$out/$name.json" "$@"
+}
+
+for part in "${parts[@]}"; do
+  case $part in
+    adam | replay | update | instantiate | host) bench "${part}_bench" ;;
+    peers)
+      peers peers_f32
+      peers peers_bf16 --dtype bf16
+      peers peers_f32_short --n-tensors 64 --numel 65536
+      peers peers_gpt2_full --parameters gpt2-124m --step full
+      peers peers_148x4096_full --n-tensors 148 --numel 4096 --step full
+      peers peers_host --device cpu
+      peers peers_host_bf16 --device cpu --dtype bf16
+      ;;
+    *) printf 'no such part: %s\n' "$part" >&2; exit 2 ;;
+  esac
+done
+
+[ ${#failed[@]} -eq 0 ] || { printf '\nfailed: %s\n' "${failed[*]}"; exit 1; }
