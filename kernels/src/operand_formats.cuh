@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "operand_access.cuh"
+#include "pair_conversions.cuh"
 #include "stepgraph/kernels/tensor_table.hpp"
 #include "stepgraph/math/block_scale.hpp"
 #include "stepgraph/math/fp8.hpp"
@@ -26,27 +27,49 @@ struct float_pack {
   float value[Width];
 };
 
+template <storage_format Format, int Width>
+__device__ __forceinline__ float_pack<Width> decode_pack(
+    const stored_pack<storage_of<Format>, Width>& stored) {
+  static_assert(Width % 2 == 0);
+  float_pack<Width> pack;
+#pragma unroll
+  for (int i = 0; i < Width; i += 2) {
+    decode_two<Format>(stored.element[i], stored.element[i + 1], pack.value[i], pack.value[i + 1]);
+  }
+  return pack;
+}
+
+template <storage_format Format, int Width>
+__device__ __forceinline__ stored_pack<storage_of<Format>, Width> encode_pack(
+    const float_pack<Width>& pack) {
+  static_assert(Width % 2 == 0);
+  stored_pack<storage_of<Format>, Width> stored;
+#pragma unroll
+  for (int i = 0; i < Width; i += 2) {
+    encode_two<Format>(pack.value[i], pack.value[i + 1], stored.element[i], stored.element[i + 1]);
+  }
+  return stored;
+}
+
+template <int Width>
+__device__ __forceinline__ float_pack<Width> scaled(float_pack<Width> pack, float factor) {
+#pragma unroll
+  for (int i = 0; i < Width; ++i) pack.value[i] *= factor;
+  return pack;
+}
+
 /// f32, f16 or bf16 without a scale.
 template <storage_format Format>
 struct plain_operand {
-  using traits = math::format_traits<Format>;
-  using storage = typename traits::storage;
   void* data;
 
   template <int Width, class Access>
   __device__ __forceinline__ float_pack<Width> load(Access at) const {
-    const auto stored = load_stored<storage, Width>(data, at);
-    float_pack<Width> pack;
-#pragma unroll
-    for (int i = 0; i < Width; ++i) pack.value[i] = traits::decode(stored.element[i]);
-    return pack;
+    return decode_pack<Format>(load_stored<storage_of<Format>, Width>(data, at));
   }
   template <int Width, class Access>
   __device__ __forceinline__ void store(Access at, const float_pack<Width>& pack) const {
-    stored_pack<storage, Width> stored;
-#pragma unroll
-    for (int i = 0; i < Width; ++i) stored.element[i] = traits::encode(pack.value[i]);
-    store_stored(data, at, stored);
+    store_stored(data, at, encode_pack<Format>(pack));
   }
 };
 
@@ -70,45 +93,42 @@ __device__ __forceinline__ std::uint32_t largest_of_scale_block(std::uint32_t va
 /// their square roots are stored.
 template <storage_format Format, bool Root>
 struct block_scaled_operand {
-  using traits = math::format_traits<Format>;
-  using storage = typename traits::storage;
   void* data;
   std::uint8_t* scales;
 
   template <int Width, class Access>
   __device__ __forceinline__ float_pack<Width> load(Access at) const {
-    const auto stored = load_stored<storage, Width>(data, at);
+    const auto stored = load_stored<storage_of<Format>, Width>(data, at);
     const std::uint64_t block = at.first / scale_block_elements;
     const float factor = math::block_factor(exists(at) ? in_global_memory(scales)[block] : 127u);
-    float_pack<Width> pack;
+    float_pack<Width> pack = scaled(decode_pack<Format>(stored), factor);
+    if constexpr (Root) {
 #pragma unroll
-    for (int i = 0; i < Width; ++i) {
-      const float value = traits::decode(stored.element[i]) * factor;
-      pack.value[i] = Root ? value * value : value;
+      for (int i = 0; i < Width; ++i) pack.value[i] *= pack.value[i];
     }
     return pack;
   }
 
   template <int Width, class Access>
   __device__ __forceinline__ void store(Access at, const float_pack<Width>& pack) const {
-    float value[Width];
-    std::uint32_t largest = 0;
+    float_pack<Width> kept;
+    float largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < Width; ++i) {
-      value[i] = Root ? math::stored_root(pack.value[i]) : pack.value[i];
-      if (is_beyond(at, i)) value[i] = 0.0f;
-      largest = max(largest, math::float_bits(value[i]) & 0x7fffffffu);
+      kept.value[i] = Root ? math::stored_root(pack.value[i]) : pack.value[i];
+      if (is_beyond(at, i)) kept.value[i] = 0.0f;
+      largest = math::larger_magnitude(largest, kept.value[i]);
     }
+    // Magnitudes are ordered as their bits.
     const std::uint32_t scale =
-        math::block_scale_of<Format>(largest_of_scale_block<Width>(largest));
+        math::block_scale_of<Format>(largest_of_scale_block<Width>(math::float_bits(largest)));
     const float factor = math::inverse_block_factor(scale);
-    stored_pack<storage, Width> stored;
 #pragma unroll
     for (int i = 0; i < Width; ++i) {
-      stored.element[i] =
-          Root ? math::encode_root<Format>(value[i] * factor) : traits::encode(value[i] * factor);
+      kept.value[i] =
+          Root ? math::scaled_root<Format>(kept.value[i], factor) : kept.value[i] * factor;
     }
-    store_stored(data, at, stored);
+    store_stored(data, at, encode_pack<Format>(kept));
     if (at.first % scale_block_elements == 0 && exists(at)) {
       in_global_memory(scales)[at.first / scale_block_elements] = static_cast<std::uint8_t>(scale);
     }
@@ -126,27 +146,17 @@ struct block_scaled_operand {
 /// e4m3 or e5m2 with one scale for the tensor.
 template <storage_format Format>
 struct tensor_scaled_operand {
-  using traits = math::format_traits<Format>;
-  using storage = typename traits::storage;
   void* data;
   fp8_scaling scaling;
 
   template <int Width, class Access>
   __device__ __forceinline__ float_pack<Width> load(Access at) const {
-    const auto stored = load_stored<storage, Width>(data, at);
-    const float factor = *in_global_memory(scaling.scale_inv);
-    float_pack<Width> pack;
-#pragma unroll
-    for (int i = 0; i < Width; ++i) pack.value[i] = traits::decode(stored.element[i]) * factor;
-    return pack;
+    const auto stored = load_stored<storage_of<Format>, Width>(data, at);
+    return scaled(decode_pack<Format>(stored), *in_global_memory(scaling.scale_inv));
   }
   template <int Width, class Access>
   __device__ __forceinline__ void store(Access at, const float_pack<Width>& pack) const {
-    const float factor = *in_global_memory(scaling.scale);
-    stored_pack<storage, Width> stored;
-#pragma unroll
-    for (int i = 0; i < Width; ++i) stored.element[i] = traits::encode(pack.value[i] * factor);
-    store_stored(data, at, stored);
+    store_stored(data, at, encode_pack<Format>(scaled(pack, *in_global_memory(scaling.scale))));
   }
 };
 

@@ -77,7 +77,7 @@ __device__ __forceinline__ std::uint32_t update_packs(const Operands& operands, 
   // The operands are in flight while the step's scalars are still being computed: nothing above
   // depends on another kernel of this step.
   wait_for_predecessors();
-  std::uint32_t largest = 0;
+  float largest = 0.0f;
   if (!source.skip()) {
     const math::adam_terms terms = source.terms_of(operands.tensor.group);
     const math::rounding_source rounding = {options.stochastic_rounding, options.seed,
@@ -89,7 +89,7 @@ __device__ __forceinline__ std::uint32_t update_packs(const Operands& operands, 
       if (operands.has_fp8_parameter()) {
 #pragma unroll
         for (int i = 0; i < Width; ++i) {
-          largest = max(largest, math::float_bits(loaded[pack].weight.value[i]) & 0x7fffffffu);
+          largest = math::larger_magnitude(largest, loaded[pack].weight.value[i]);
         }
       }
     }
@@ -100,7 +100,7 @@ __device__ __forceinline__ std::uint32_t update_packs(const Operands& operands, 
       operands.template zero_gradient<Width>(access_of(pack));
     }
   }
-  return largest;
+  return math::float_bits(largest);
 }
 
 /// Publishes what an FP8 parameter owes its scaling recipe: amax and scale_inv.

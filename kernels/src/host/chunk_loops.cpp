@@ -43,13 +43,12 @@ ALWAYS_INLINE void encode_tile(void* base, tile part, float factor,
 
 /// The largest magnitude, as f32 bits.
 ALWAYS_INLINE std::uint32_t largest_of(const float* __restrict values, std::uint64_t count) {
-  std::uint32_t largest = 0;
+  float largest = 0.0f;
 #pragma omp simd reduction(max : largest)
   for (std::uint64_t i = 0; i < count; ++i) {
-    const std::uint32_t magnitude = math::float_bits(values[i]) & 0x7fffffffu;
-    largest = magnitude > largest ? magnitude : largest;
+    largest = math::larger_magnitude(largest, values[i]);
   }
-  return largest;
+  return math::float_bits(largest);
 }
 
 template <storage_format Format, bool Root>
@@ -83,7 +82,7 @@ ALWAYS_INLINE void encode_blocks(void* base, std::uint8_t* scales, tile part,
     auto* __restrict stored = static_cast<typename traits::storage*>(base) + first;
     for (std::uint64_t i = 0; i < count; ++i) {
       stored[i] =
-          Root ? math::encode_root<Format>(root[i] * factor) : traits::encode(root[i] * factor);
+          traits::encode(Root ? math::scaled_root<Format>(root[i], factor) : root[i] * factor);
     }
     scales[first / scale_block_elements] = static_cast<std::uint8_t>(scale);
   }

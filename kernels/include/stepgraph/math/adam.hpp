@@ -28,9 +28,8 @@ inline constexpr float largest_square = 3.402823466e+38f;
 /// The square root of a second moment, taken as at least 2^-101: the denominator of an update is
 /// never zero, whatever eps. Gradients that matter are far above (2^-50.5 is 6e-16).
 STEPGRAPH_HOST_DEVICE float bounded_root(float second_moment) {
-  return restricted_square_root(second_moment > smallest_restricted_square
-                                    ? second_moment
-                                    : smallest_restricted_square);
+  return restricted_square_root(
+      second_moment > smallest_restricted_square ? second_moment : smallest_restricted_square);
 }
 
 /// One element of one Adam or AdamW step (Kingma and Ba 2015; Loshchilov and Hutter 2019).
@@ -62,8 +61,8 @@ STEPGRAPH_HOST_DEVICE void adam_update(const adam_terms& terms, bool with_maximu
   if (with_maximum) max_exp_avg_sq = exp_avg_sq > max_exp_avg_sq ? exp_avg_sq : max_exp_avg_sq;
   const float second_moment = with_maximum ? max_exp_avg_sq : exp_avg_sq;
   // At least 2^-50.5, at most 2^64 * 2^27: what the restricted reciprocal takes.
-  const float denominator = fused_multiply_add(bounded_root(second_moment),
-                                               terms.inverse_sqrt_bias2, terms.eps);
+  const float denominator =
+      fused_multiply_add(bounded_root(second_moment), terms.inverse_sqrt_bias2, terms.eps);
   const float change =
       fused_multiply_add(terms.step_size, exp_avg * restricted_reciprocal(denominator),
                          terms.decoupled_shrinkage * parameter);
