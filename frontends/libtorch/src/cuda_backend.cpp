@@ -27,6 +27,12 @@ std::string path_of_backend() {
 
 /// Empty when CUDA tensors can be used.
 std::string load() {
+  // Without a driver the device count fails with a message about its version.
+  int driver = 0;
+  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
+    (void)cudaGetLastError();
+    return "no NVIDIA driver";
+  }
   int devices = 0;
   const cudaError_t result = cudaGetDeviceCount(&devices);
   if (result != cudaSuccess) {
