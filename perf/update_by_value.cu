@@ -8,9 +8,7 @@ namespace {
 struct terms_by_value {
   math::adam_terms terms;
 
-  __device__ bool skip() const { return false; }
-  __device__ std::uint64_t step() const { return 1; }
-  __device__ math::adam_terms terms_of(std::uint32_t) const { return terms; }
+  __device__ cuda::block_terms read(std::uint32_t) const { return {terms, 1, false}; }
 };
 
 }  // namespace
@@ -20,8 +18,9 @@ cudaError_t launch_update_by_value(const update_signature& signature,
                                    const update_options& options, cudaStream_t stream) {
   using enum storage_format;
   const auto launch_with = [&](auto kernel) {
-    return cuda::launch(kernel, static_cast<std::uint32_t>(table.chunk_count), update_threads,
-                        cuda::launch_order::full, stream, table, terms_by_value{terms}, options);
+    return cuda::launch(
+        kernel, static_cast<std::uint32_t>(table.chunk_count * update_blocks_per_chunk),
+        update_threads, cuda::launch_order::full, stream, table, terms_by_value{terms}, options);
   };
 #define STEPGRAPH_TUNED_SIGNATURE(parameter, gradient, master, exp_avg, exp_avg_sq)                \
   if (signature == update_signature{parameter, gradient, master, exp_avg, exp_avg_sq}) {           \

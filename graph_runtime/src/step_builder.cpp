@@ -221,11 +221,11 @@ step_plan step_builder::build() const {
     add_tensor_to(*node, id, tensor, options_);
   }
   for (plan_node& node : updates) {
-    if (node.chunks > std::numeric_limits<std::int32_t>::max()) {
+    if (node.chunks * update_blocks_per_chunk > std::numeric_limits<std::int32_t>::max()) {
       throw usage_error(fmt::format("node '{}': {} chunks are more than one launch can hold",
                                     node.name, node.chunks));
     }
-    node.blocks = static_cast<std::uint32_t>(node.chunks);
+    node.blocks = static_cast<std::uint32_t>(node.chunks * update_blocks_per_chunk);
     node.threads = update_threads;
     if (measured) {
       for (const tensor_id id : node.tensors) add_tensor_to(advance, id, tensors_[id], options_);

@@ -57,22 +57,23 @@ __device__ __forceinline__ math::scaled_sum add_chunk(const tensor_descriptor& t
   constexpr int passes = chunk_elements / (threads * width);
   const plain_operand<Format> operand{tensor.gradient};
 
-  float_pack<width> gradient[passes];
+  stored_bits<width> bits[passes];
   const bool whole = tensor.vectorizable && count == static_cast<int>(chunk_elements);
 #pragma unroll
   for (int pass = 0; pass < passes; ++pass) {
     const int offset = (pass * threads + static_cast<int>(threadIdx.x)) * width;
-    gradient[pass] =
-        whole ? operand.template load<width>(vector_access{begin + offset})
-              : operand.template load<width>(element_access{begin + offset, 1, count - offset});
+    bits[pass] =
+        whole ? operand.template fetch<width>(vector_access{begin + offset})
+              : operand.template fetch<width>(element_access{begin + offset, 1, count - offset});
   }
   math::scaled_sum sums[width] = {};
 #pragma unroll
   for (int pass = 0; pass < passes; ++pass) {
+    const float_pack<width> gradient = operand.decode(bits[pass]);
 #pragma unroll
     for (int i = 0; i < width; ++i) {
-      math::add_square(sums[i], gradient[pass].value[i]);
-      non_finite |= math::is_finite(gradient[pass].value[i]) ? 0u : 1u;
+      math::add_square(sums[i], gradient.value[i]);
+      non_finite |= math::is_finite(gradient.value[i]) ? 0u : 1u;
     }
   }
 #pragma unroll

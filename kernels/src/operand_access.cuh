@@ -6,11 +6,29 @@
 /// registers. It knows addresses and element sizes, and nothing of formats or of what is computed.
 namespace stepgraph::cuda {
 
-/// A few elements as they are stored.
-template <class Storage, int Width>
-struct stored_pack {
-  Storage element[Width];
+/// Width elements as they are stored, in the first words, and the scale of their block. One type
+/// for every format, so that a branch on the format can end right after its loads were issued.
+template <int Width>
+struct stored_bits {
+  std::uint32_t word[Width] = {};
+  std::uint32_t scale = 0;
 };
+
+/// Reads element `i` of Storage.
+template <class Storage, int Width>
+__device__ __forceinline__ Storage element_of(const stored_bits<Width>& bits, int i) {
+  constexpr int per_word = 4 / static_cast<int>(sizeof(Storage));
+  const std::uint32_t word = bits.word[i / per_word];
+  return static_cast<Storage>(word >> (i % per_word * 8 * static_cast<int>(sizeof(Storage))));
+}
+
+/// Sets element `i` of Storage, which must be zero.
+template <class Storage, int Width>
+__device__ __forceinline__ void set_element(stored_bits<Width>& bits, int i, Storage element) {
+  constexpr int per_word = 4 / static_cast<int>(sizeof(Storage));
+  bits.word[i / per_word] |= static_cast<std::uint32_t>(element)
+                             << (i % per_word * 8 * static_cast<int>(sizeof(Storage)));
+}
 
 /// Width consecutive elements from `first`, which is a multiple of Width in a tensor whose
 /// operands are aligned to 16 bytes: accesses of up to 16 bytes.
@@ -34,91 +52,70 @@ __device__ __forceinline__ Pointer in_global_memory(Pointer pointer) {
   return pointer;
 }
 
-/// Unsigned words that together hold `Bytes` bytes.
-template <int Bytes>
-struct raw_words;
-template <>
-struct raw_words<4> {
-  using type = unsigned int;
-};
-template <>
-struct raw_words<8> {
-  using type = uint2;
-};
-template <>
-struct raw_words<16> {
-  using type = uint4;
-};
-
-/// How Width elements of Storage split into accesses of at most 16 bytes.
+/// Loads Width elements of the unsigned type Storage.
 template <class Storage, int Width>
-struct vector_split {
-  static constexpr int per_access = 16 / static_cast<int>(sizeof(Storage)) < Width
-                                        ? 16 / static_cast<int>(sizeof(Storage))
-                                        : Width;
-  static constexpr int accesses = Width / per_access;
-  using words = typename raw_words<per_access* static_cast<int>(sizeof(Storage))>::type;
-  union bits {
-    words raw;
-    Storage element[per_access];
-  };
-};
-
-template <class Storage, int Width>
-__device__ __forceinline__ stored_pack<Storage, Width> load_stored(const void* base,
-                                                                   vector_access at) {
-  using split = vector_split<Storage, Width>;
-  const auto* source = in_global_memory(
-      reinterpret_cast<const typename split::words*>(static_cast<const Storage*>(base) + at.first));
-  stored_pack<Storage, Width> pack;
+__device__ __forceinline__ stored_bits<Width> load_stored(const void* base, vector_access at) {
+  constexpr int words = Width * static_cast<int>(sizeof(Storage)) / 4;
+  const Storage* source = static_cast<const Storage*>(base) + at.first;
+  stored_bits<Width> bits;
+  if constexpr (words == 1) {
+    bits.word[0] = *in_global_memory(reinterpret_cast<const unsigned int*>(source));
+  } else if constexpr (words == 2) {
+    const uint2 two = *in_global_memory(reinterpret_cast<const uint2*>(source));
+    bits.word[0] = two.x;
+    bits.word[1] = two.y;
+  } else {
+    static_assert(words % 4 == 0);
 #pragma unroll
-  for (int access = 0; access < split::accesses; ++access) {
-    typename split::bits bits;
-    bits.raw = source[access];
-#pragma unroll
-    for (int i = 0; i < split::per_access; ++i) {
-      pack.element[access * split::per_access + i] = bits.element[i];
+    for (int access = 0; access < words / 4; ++access) {
+      const uint4 four = in_global_memory(reinterpret_cast<const uint4*>(source))[access];
+      bits.word[access * 4] = four.x;
+      bits.word[access * 4 + 1] = four.y;
+      bits.word[access * 4 + 2] = four.z;
+      bits.word[access * 4 + 3] = four.w;
     }
   }
-  return pack;
+  return bits;
 }
 
 template <class Storage, int Width>
 __device__ __forceinline__ void store_stored(void* base, vector_access at,
-                                             const stored_pack<Storage, Width>& pack) {
-  using split = vector_split<Storage, Width>;
-  auto* target = in_global_memory(
-      reinterpret_cast<typename split::words*>(static_cast<Storage*>(base) + at.first));
+                                             const stored_bits<Width>& bits) {
+  constexpr int words = Width * static_cast<int>(sizeof(Storage)) / 4;
+  Storage* target = static_cast<Storage*>(base) + at.first;
+  if constexpr (words == 1) {
+    *in_global_memory(reinterpret_cast<unsigned int*>(target)) = bits.word[0];
+  } else if constexpr (words == 2) {
+    *in_global_memory(reinterpret_cast<uint2*>(target)) = make_uint2(bits.word[0], bits.word[1]);
+  } else {
+    static_assert(words % 4 == 0);
 #pragma unroll
-  for (int access = 0; access < split::accesses; ++access) {
-    typename split::bits bits;
-#pragma unroll
-    for (int i = 0; i < split::per_access; ++i) {
-      bits.element[i] = pack.element[access * split::per_access + i];
+    for (int access = 0; access < words / 4; ++access) {
+      in_global_memory(reinterpret_cast<uint4*>(target))[access] =
+          make_uint4(bits.word[access * 4], bits.word[access * 4 + 1], bits.word[access * 4 + 2],
+                     bits.word[access * 4 + 3]);
     }
-    target[access] = bits.raw;
   }
 }
 
 template <class Storage, int Width>
-__device__ __forceinline__ stored_pack<Storage, Width> load_stored(const void* base,
-                                                                   element_access at) {
+__device__ __forceinline__ stored_bits<Width> load_stored(const void* base, element_access at) {
   const Storage* source = in_global_memory(static_cast<const Storage*>(base) + at.first);
-  stored_pack<Storage, Width> pack;
+  stored_bits<Width> bits;
 #pragma unroll
   for (int i = 0; i < Width; ++i) {
-    pack.element[i] = i < at.count ? source[i * at.stride] : Storage{};
+    if (i < at.count) set_element<Storage>(bits, i, source[i * at.stride]);
   }
-  return pack;
+  return bits;
 }
 
 template <class Storage, int Width>
 __device__ __forceinline__ void store_stored(void* base, element_access at,
-                                             const stored_pack<Storage, Width>& pack) {
+                                             const stored_bits<Width>& bits) {
   Storage* target = in_global_memory(static_cast<Storage*>(base) + at.first);
 #pragma unroll
   for (int i = 0; i < Width; ++i) {
-    if (i < at.count) target[i * at.stride] = pack.element[i];
+    if (i < at.count) target[i * at.stride] = element_of<Storage>(bits, i);
   }
 }
 

@@ -15,41 +15,12 @@
 /// Formats of the device: an operand turns stored elements into f32 values and back. Each kind of
 /// storage is one class over the memory movement of operand_access.cuh; each has a constructor that
 /// takes the addresses it needs, and
-///   float_pack<Width> load<Width>(Access) const
+///   stored_bits<Width> fetch<Width>(Access) const       issues the loads
+///   float_pack<Width> decode(stored_bits<Width>) const  waits for them
 ///   void store(Access, float_pack<Width>) const
 /// All threads of a warp call them together; thread t of a block holds consecutive elements of the
 /// chunk after those of thread t - 1, unless no operand of the signature is block-scaled.
 namespace stepgraph::cuda {
-
-/// A few elements in registers.
-template <int Width>
-struct float_pack {
-  float value[Width];
-};
-
-template <storage_format Format, int Width>
-__device__ __forceinline__ float_pack<Width> decode_pack(
-    const stored_pack<storage_of<Format>, Width>& stored) {
-  static_assert(Width % 2 == 0);
-  float_pack<Width> pack;
-#pragma unroll
-  for (int i = 0; i < Width; i += 2) {
-    decode_two<Format>(stored.element[i], stored.element[i + 1], pack.value[i], pack.value[i + 1]);
-  }
-  return pack;
-}
-
-template <storage_format Format, int Width>
-__device__ __forceinline__ stored_pack<storage_of<Format>, Width> encode_pack(
-    const float_pack<Width>& pack) {
-  static_assert(Width % 2 == 0);
-  stored_pack<storage_of<Format>, Width> stored;
-#pragma unroll
-  for (int i = 0; i < Width; i += 2) {
-    encode_two<Format>(pack.value[i], pack.value[i + 1], stored.element[i], stored.element[i + 1]);
-  }
-  return stored;
-}
 
 template <int Width>
 __device__ __forceinline__ float_pack<Width> scaled(float_pack<Width> pack, float factor) {
@@ -64,12 +35,16 @@ struct plain_operand {
   void* data;
 
   template <int Width, class Access>
-  __device__ __forceinline__ float_pack<Width> load(Access at) const {
-    return decode_pack<Format>(load_stored<storage_of<Format>, Width>(data, at));
+  __device__ __forceinline__ stored_bits<Width> fetch(Access at) const {
+    return load_stored<bits_of<Format>, Width>(data, at);
+  }
+  template <int Width>
+  __device__ __forceinline__ float_pack<Width> decode(const stored_bits<Width>& bits) const {
+    return decode_pack<Format>(bits);
   }
   template <int Width, class Access>
   __device__ __forceinline__ void store(Access at, const float_pack<Width>& pack) const {
-    store_stored(data, at, encode_pack<Format>(pack));
+    store_stored<bits_of<Format>>(data, at, encode_pack<Format>(pack));
   }
 };
 
@@ -97,18 +72,20 @@ struct block_scaled_operand {
   std::uint8_t* scales;
 
   template <int Width, class Access>
-  __device__ __forceinline__ float_pack<Width> load(Access at) const {
-    const auto stored = load_stored<storage_of<Format>, Width>(data, at);
-    const std::uint64_t block = at.first / scale_block_elements;
-    const float factor = math::block_factor(exists(at) ? in_global_memory(scales)[block] : 127u);
-    float_pack<Width> pack = scaled(decode_pack<Format>(stored), factor);
+  __device__ __forceinline__ stored_bits<Width> fetch(Access at) const {
+    stored_bits<Width> bits = load_stored<bits_of<Format>, Width>(data, at);
+    if (exists(at)) bits.scale = in_global_memory(scales)[at.first / scale_block_elements];
+    return bits;
+  }
+  template <int Width>
+  __device__ __forceinline__ float_pack<Width> decode(const stored_bits<Width>& bits) const {
+    float_pack<Width> pack = scaled(decode_pack<Format>(bits), math::block_factor(bits.scale));
     if constexpr (Root) {
 #pragma unroll
       for (int i = 0; i < Width; ++i) pack.value[i] *= pack.value[i];
     }
     return pack;
   }
-
   template <int Width, class Access>
   __device__ __forceinline__ void store(Access at, const float_pack<Width>& pack) const {
     float_pack<Width> kept;
@@ -128,7 +105,7 @@ struct block_scaled_operand {
       kept.value[i] =
           Root ? math::scaled_root<Format>(kept.value[i], factor) : kept.value[i] * factor;
     }
-    store_stored(data, at, encode_pack<Format>(kept));
+    store_stored<bits_of<Format>>(data, at, encode_pack<Format>(kept));
     if (at.first % scale_block_elements == 0 && exists(at)) {
       in_global_memory(scales)[at.first / scale_block_elements] = static_cast<std::uint8_t>(scale);
     }
@@ -150,13 +127,19 @@ struct tensor_scaled_operand {
   fp8_scaling scaling;
 
   template <int Width, class Access>
-  __device__ __forceinline__ float_pack<Width> load(Access at) const {
-    const auto stored = load_stored<storage_of<Format>, Width>(data, at);
-    return scaled(decode_pack<Format>(stored), *in_global_memory(scaling.scale_inv));
+  __device__ __forceinline__ stored_bits<Width> fetch(Access at) const {
+    stored_bits<Width> bits = load_stored<bits_of<Format>, Width>(data, at);
+    bits.scale = __float_as_uint(*in_global_memory(scaling.scale_inv));
+    return bits;
+  }
+  template <int Width>
+  __device__ __forceinline__ float_pack<Width> decode(const stored_bits<Width>& bits) const {
+    return scaled(decode_pack<Format>(bits), __uint_as_float(bits.scale));
   }
   template <int Width, class Access>
   __device__ __forceinline__ void store(Access at, const float_pack<Width>& pack) const {
-    store_stored(data, at, encode_pack<Format>(scaled(pack, *in_global_memory(scaling.scale))));
+    store_stored<bits_of<Format>>(
+        data, at, encode_pack<Format>(scaled(pack, *in_global_memory(scaling.scale))));
   }
 };
 
@@ -165,28 +148,36 @@ struct joined_operand {
   void* parameter;
   void* remainder;
 
+  /// The parameter's bits, then the remainder's.
   template <int Width, class Access>
-  __device__ __forceinline__ float_pack<Width> load(Access at) const {
-    const auto high = load_stored<std::uint16_t, Width>(parameter, at);
-    const auto low = load_stored<std::uint16_t, Width>(remainder, at);
+  __device__ __forceinline__ stored_bits<Width> fetch(Access at) const {
+    stored_bits<Width> bits = load_stored<std::uint16_t, Width>(parameter, at);
+    const stored_bits<Width> low = load_stored<std::uint16_t, Width>(remainder, at);
+#pragma unroll
+    for (int i = 0; i < Width / 2; ++i) bits.word[Width / 2 + i] = low.word[i];
+    return bits;
+  }
+  template <int Width>
+  __device__ __forceinline__ float_pack<Width> decode(const stored_bits<Width>& bits) const {
     float_pack<Width> pack;
 #pragma unroll
     for (int i = 0; i < Width; ++i) {
-      pack.value[i] = math::join_remainder(high.element[i], low.element[i]);
+      pack.value[i] = math::join_remainder(element_of<std::uint16_t>(bits, i),
+                                           element_of<std::uint16_t>(bits, Width + i));
     }
     return pack;
   }
   template <int Width, class Access>
   __device__ __forceinline__ void store(Access at, const float_pack<Width>& pack) const {
-    stored_pack<std::uint16_t, Width> high;
-    stored_pack<std::uint16_t, Width> low;
+    stored_bits<Width> high;
+    stored_bits<Width> low;
 #pragma unroll
     for (int i = 0; i < Width; ++i) {
-      high.element[i] = math::rounded_parameter(pack.value[i]);
-      low.element[i] = math::remainder_of(pack.value[i]);
+      set_element<std::uint16_t>(high, i, math::rounded_parameter(pack.value[i]));
+      set_element<std::uint16_t>(low, i, math::remainder_of(pack.value[i]));
     }
-    store_stored(parameter, at, high);
-    store_stored(remainder, at, low);
+    store_stored<std::uint16_t>(parameter, at, high);
+    store_stored<std::uint16_t>(remainder, at, low);
   }
 };
 
@@ -196,17 +187,18 @@ template <int Width, class Access>
 __device__ __forceinline__ void store_stochastically(void* data,
                                                      const math::rounding_source& source, Access at,
                                                      const float_pack<Width>& pack) {
-  stored_pack<std::uint16_t, Width> stored;
+  stored_bits<Width> stored;
 #pragma unroll
   for (int quad = 0; quad < Width / 4; ++quad) {
     const math::random_words random = math::random_of(source, at.first / 4 + quad);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      stored.element[quad * 4 + i] =
-          math::round_stochastically(pack.value[quad * 4 + i], random.word[i]);
+      set_element<std::uint16_t>(
+          stored, quad * 4 + i,
+          math::round_stochastically(pack.value[quad * 4 + i], random.word[i]));
     }
   }
-  store_stored(data, at, stored);
+  store_stored<std::uint16_t>(data, at, stored);
 }
 
 /// A format that is known at compile time.

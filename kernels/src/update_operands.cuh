@@ -6,6 +6,39 @@
 /// which format. The formats are known_format in a tuned kernel, table_format in the generic one.
 namespace stepgraph::cuda {
 
+/// A moment: its format and where it lies.
+template <class Format, bool Root>
+struct moment {
+  Format format;
+  void* data;
+  std::uint8_t* scales;
+
+  template <int Width, class Access>
+  __device__ __forceinline__ stored_bits<Width> fetch(Access at) const {
+    stored_bits<Width> bits;
+    visit([&](auto operand) { bits = operand.template fetch<Width>(at); });
+    return bits;
+  }
+  template <int Width>
+  __device__ __forceinline__ float_pack<Width> decode(const stored_bits<Width>& bits) const {
+    float_pack<Width> pack = {};
+    visit([&](auto operand) { pack = operand.decode(bits); });
+    return pack;
+  }
+  template <int Width, class Access>
+  __device__ __forceinline__ void store(Access at, const float_pack<Width>& pack) const {
+    visit([&](auto operand) { operand.store(at, pack); });
+  }
+
+ private:
+  template <class Body>
+  __device__ __forceinline__ void visit(Body&& body) const {
+    using enum storage_format;
+    format.template visit<f32, f16, bf16, e4m3>(
+        [&](auto known) { body(state_of<known.value, Root>(data, scales)); });
+  }
+};
+
 template <class Parameter, class Gradient, class Master, class ExpAvg, class ExpAvgSq,
           class MaxExpAvgSq>
 struct update_operands {
@@ -31,9 +64,16 @@ struct update_operands {
   __device__ bool has_fp8_parameter() const { return is_fp8(parameter.value()); }
 
   template <int Width, class Access>
-  __device__ __forceinline__ float_pack<Width> load_gradient(Access at) const {
+  __device__ __forceinline__ stored_bits<Width> fetch_gradient(Access at) const {
+    stored_bits<Width> bits;
+    visit_gradient([&](auto operand) { bits = operand.template fetch<Width>(at); });
+    return bits;
+  }
+  template <int Width>
+  __device__ __forceinline__ float_pack<Width> decode_gradient(
+      const stored_bits<Width>& bits) const {
     float_pack<Width> pack = {};
-    visit_gradient([&](auto operand) { pack = operand.template load<Width>(at); });
+    visit_gradient([&](auto operand) { pack = operand.decode(bits); });
     return pack;
   }
   template <int Width, class Access>
@@ -41,18 +81,19 @@ struct update_operands {
     visit_gradient([&](auto operand) { operand.store(at, float_pack<Width>{}); });
   }
 
-  /// The parameter in f32: the master, where there is one.
+  /// The parameter: the master, where there is one.
   template <int Width, class Access>
-  __device__ __forceinline__ float_pack<Width> load_weight(Access at) const {
+  __device__ __forceinline__ stored_bits<Width> fetch_weight(Access at) const {
+    stored_bits<Width> bits;
+    visit_weight([&](auto operand) { bits = operand.template fetch<Width>(at); });
+    return bits;
+  }
+  template <int Width>
+  __device__ __forceinline__ float_pack<Width> decode_weight(const stored_bits<Width>& bits) const {
     float_pack<Width> pack = {};
-    if (has_master()) {
-      visit_master([&](auto operand) { pack = operand.template load<Width>(at); });
-    } else {
-      visit_parameter([&](auto operand) { pack = operand.template load<Width>(at); });
-    }
+    visit_weight([&](auto operand) { pack = operand.decode(bits); });
     return pack;
   }
-
   /// Stores the parameter and its master.
   template <int Width, class Access>
   __device__ __forceinline__ void store_weight(Access at, const float_pack<Width>& pack,
@@ -66,32 +107,16 @@ struct update_operands {
     visit_parameter([&](auto operand) { operand.store(at, pack); });
   }
 
-  template <int Width, class Access>
-  __device__ __forceinline__ float_pack<Width> load_exp_avg(Access at) const {
-    return load_moment<Width, false>(exp_avg, tensor.exp_avg, tensor.exp_avg_scales, at);
+  /// The moments: each is a format, an address and the address of its scales.
+  __device__ auto first_moment() const {
+    return moment<ExpAvg, false>{exp_avg, tensor.exp_avg, tensor.exp_avg_scales};
   }
-  template <int Width, class Access>
-  __device__ __forceinline__ void store_exp_avg(Access at, const float_pack<Width>& pack) const {
-    store_moment<false>(exp_avg, tensor.exp_avg, tensor.exp_avg_scales, at, pack);
+  __device__ auto second_moment() const {
+    return moment<ExpAvgSq, true>{exp_avg_sq, tensor.exp_avg_sq, tensor.exp_avg_sq_scales};
   }
-  template <int Width, class Access>
-  __device__ __forceinline__ float_pack<Width> load_exp_avg_sq(Access at) const {
-    return load_moment<Width, true>(exp_avg_sq, tensor.exp_avg_sq, tensor.exp_avg_sq_scales, at);
-  }
-  template <int Width, class Access>
-  __device__ __forceinline__ void store_exp_avg_sq(Access at, const float_pack<Width>& pack) const {
-    store_moment<true>(exp_avg_sq, tensor.exp_avg_sq, tensor.exp_avg_sq_scales, at, pack);
-  }
-  template <int Width, class Access>
-  __device__ __forceinline__ float_pack<Width> load_max_exp_avg_sq(Access at) const {
-    return load_moment<Width, true>(max_exp_avg_sq, tensor.max_exp_avg_sq,
-                                    tensor.max_exp_avg_sq_scales, at);
-  }
-  template <int Width, class Access>
-  __device__ __forceinline__ void store_max_exp_avg_sq(Access at,
-                                                       const float_pack<Width>& pack) const {
-    store_moment<true>(max_exp_avg_sq, tensor.max_exp_avg_sq, tensor.max_exp_avg_sq_scales, at,
-                       pack);
+  __device__ auto largest_second_moment() const {
+    return moment<MaxExpAvgSq, true>{max_exp_avg_sq, tensor.max_exp_avg_sq,
+                                     tensor.max_exp_avg_sq_scales};
   }
 
  private:
@@ -118,23 +143,13 @@ struct update_operands {
       }
     });
   }
-  template <int Width, bool Root, class Format, class Access>
-  static __device__ __forceinline__ float_pack<Width> load_moment(const Format& stored, void* data,
-                                                                  std::uint8_t* scales, Access at) {
-    using enum storage_format;
-    float_pack<Width> pack = {};
-    stored.template visit<f32, f16, bf16, e4m3>([&](auto format) {
-      pack = state_of<format.value, Root>(data, scales).template load<Width>(at);
-    });
-    return pack;
-  }
-  template <bool Root, int Width, class Format, class Access>
-  static __device__ __forceinline__ void store_moment(const Format& stored, void* data,
-                                                      std::uint8_t* scales, Access at,
-                                                      const float_pack<Width>& pack) {
-    using enum storage_format;
-    stored.template visit<f32, f16, bf16, e4m3>(
-        [&](auto format) { state_of<format.value, Root>(data, scales).store(at, pack); });
+  template <class Body>
+  __device__ __forceinline__ void visit_weight(Body&& body) const {
+    if (has_master()) {
+      visit_master(body);
+    } else {
+      visit_parameter(body);
+    }
   }
 };
 

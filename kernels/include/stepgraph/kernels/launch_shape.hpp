@@ -8,11 +8,13 @@
 /// which `grad_stats` adds follows from them, on the host too.
 namespace stepgraph {
 
-/// Elements in a chunk, the part of one tensor that one block updates. Small, so that short tensor
+/// Elements in a chunk, the part of one tensor that few blocks update. Small, so that short tensor
 /// lists still fill the device and the last wave of a long one is short.
 inline constexpr std::uint32_t chunk_elements = 2048;
 
-inline constexpr std::uint32_t update_threads = 256;
+inline constexpr std::uint32_t update_threads = 128;
+/// Blocks of an update that share one chunk, each with a run of consecutive elements.
+inline constexpr std::uint32_t update_blocks_per_chunk = 2;
 inline constexpr std::uint32_t statistics_threads = 256;
 inline constexpr std::uint32_t advance_step_threads = 128;
 

@@ -41,8 +41,12 @@ struct step_settings {
 };
 
 /// The scalars of the step, written once a step by `advance_step` and read by every other kernel.
-struct step_scalars {
+///
+/// Step and skip lie in the first 16 bytes, which every block of an update reads in one access.
+struct alignas(16) step_scalars {
   std::uint64_t step = 0;             ///< steps applied
+  std::uint32_t skip = 0;             ///< this step leaves parameters and state untouched
+  std::uint32_t found_inf = 0;        ///< a gradient of this step held an infinity or a NaN
   std::uint64_t skipped = 0;          ///< steps skipped
   std::uint64_t settings_serial = 0;  ///< the last batch of settings that was applied
   double grad_norm = 0.0;             ///< global L2 norm of the unscaled gradient: 0 when not
@@ -50,9 +54,7 @@ struct step_scalars {
   float loss_scale = 1.0f;
   float inverse_scale = 1.0f;
   float clip_coefficient = 1.0f;
-  std::uint32_t found_inf = 0;  ///< a gradient of this step held an infinity or a NaN
-  std::uint32_t skip = 0;       ///< this step leaves parameters and state untouched
-  std::uint32_t reserved = 0;
+  std::uint32_t reserved[3] = {};
 };
 
 /// Names a hyperparameter in a `setting`.
