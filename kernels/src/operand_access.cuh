@@ -52,43 +52,6 @@ __device__ __forceinline__ Pointer in_global_memory(Pointer pointer) {
   return pointer;
 }
 
-/// Loads `Words` words (1, 2 or 4) if `condition` holds, else leaves them. Predicated rather than
-/// branched over: nothing waits for the words before they are used.
-template <int Words>
-__device__ __forceinline__ void load_words_if(bool condition, const void* source,
-                                              std::uint32_t* words) {
-  static_assert(Words == 1 || Words == 2 || Words == 4);
-  const auto wanted = static_cast<unsigned int>(condition);
-  if constexpr (Words == 1) {
-    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.u32 %0, [%1]; }"
-                 : "+r"(words[0])
-                 : "l"(source), "r"(wanted));
-  } else if constexpr (Words == 2) {
-    asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; @p ld.global.v2.u32 {%0, %1}, [%2]; }"
-                 : "+r"(words[0]), "+r"(words[1])
-                 : "l"(source), "r"(wanted));
-  } else {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
-        : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3])
-        : "l"(source), "r"(wanted));
-  }
-}
-
-/// Loads Width elements whose size in bytes, 0, 1, 2 or 4, is known only at run time.
-template <int Width>
-__device__ __forceinline__ stored_bits<Width> load_stored_of_size(const void* base,
-                                                                  vector_access at,
-                                                                  std::size_t bytes) {
-  static_assert(Width == 4);
-  const auto* source = static_cast<const char*>(base) + at.first * bytes;
-  stored_bits<Width> bits;
-  load_words_if<4>(bytes == 4, source, bits.word);
-  load_words_if<2>(bytes == 2, source, bits.word);
-  load_words_if<1>(bytes == 1, source, bits.word);
-  return bits;
-}
-
 /// Loads Width elements of the unsigned type Storage.
 template <class Storage, int Width>
 __device__ __forceinline__ stored_bits<Width> load_stored(const void* base, vector_access at) {

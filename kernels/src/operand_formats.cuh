@@ -229,10 +229,12 @@ struct table_format {
     // through all of them for every combination of formats.
     unsigned int opaque = static_cast<unsigned int>(format);
     asm volatile("" : "+r"(opaque));
-    const auto try_one = [&](auto candidate) {
-      if (opaque == static_cast<unsigned int>(candidate.value)) body(candidate);
+    const auto is_this = [&](auto candidate) {
+      if (opaque != static_cast<unsigned int>(candidate.value)) return false;
+      body(candidate);
+      return true;
     };
-    (try_one(std::integral_constant<storage_format, Allowed>{}), ...);
+    static_cast<void>((is_this(std::integral_constant<storage_format, Allowed>{}) || ...));
   }
 };
 

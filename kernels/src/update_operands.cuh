@@ -6,11 +6,6 @@
 /// which format. The formats are known_format in a tuned kernel, table_format in the generic one.
 namespace stepgraph::cuda {
 
-/// True if an operand's format is read from the table and its elements can be fetched by size.
-template <class Format, class Access>
-inline constexpr bool is_table_fetch =
-    std::is_same_v<Format, table_format>&& std::is_same_v<Access, vector_access>;
-
 /// A moment: its format and where it lies.
 template <class Format, bool Root>
 struct moment {
@@ -20,17 +15,9 @@ struct moment {
 
   template <int Width, class Access>
   __device__ __forceinline__ stored_bits<Width> fetch(Access at) const {
-    if constexpr (is_table_fetch<Format, Access>) {
-      auto bits = load_stored_of_size<Width>(data, at, element_size(format.value()));
-      if (is_block_scaled(format.value())) {
-        bits.scale = in_global_memory(scales)[at.first / scale_block_elements];
-      }
-      return bits;
-    } else {
-      stored_bits<Width> bits;
-      visit([&](auto operand) { bits = operand.template fetch<Width>(at); });
-      return bits;
-    }
+    stored_bits<Width> bits;
+    visit([&](auto operand) { bits = operand.template fetch<Width>(at); });
+    return bits;
   }
   template <int Width>
   __device__ __forceinline__ float_pack<Width> decode(const stored_bits<Width>& bits) const {
@@ -78,13 +65,9 @@ struct update_operands {
 
   template <int Width, class Access>
   __device__ __forceinline__ stored_bits<Width> fetch_gradient(Access at) const {
-    if constexpr (is_table_fetch<Gradient, Access>) {
-      return load_stored_of_size<Width>(tensor.gradient, at, element_size(gradient.value()));
-    } else {
-      stored_bits<Width> bits;
-      visit_gradient([&](auto operand) { bits = operand.template fetch<Width>(at); });
-      return bits;
-    }
+    stored_bits<Width> bits;
+    visit_gradient([&](auto operand) { bits = operand.template fetch<Width>(at); });
+    return bits;
   }
   template <int Width>
   __device__ __forceinline__ float_pack<Width> decode_gradient(
@@ -101,25 +84,9 @@ struct update_operands {
   /// The parameter: the master, where there is one.
   template <int Width, class Access>
   __device__ __forceinline__ stored_bits<Width> fetch_weight(Access at) const {
-    if constexpr (is_table_fetch<Master, Access>) {
-      const bool joined = master.value() == storage_format::remainder;
-      const bool from_parameter = joined || !has_master();
-      auto bits = load_stored_of_size<Width>(
-          from_parameter ? tensor.parameter : tensor.master, at,
-          element_size(from_parameter ? parameter.value() : master.value()));
-      load_words_if<Width / 2>(joined, static_cast<std::uint16_t*>(tensor.master) + at.first,
-                               bits.word + Width / 2);
-      if (master.value() == storage_format::f16) {
-        bits.scale = in_global_memory(tensor.master_scales)[at.first / scale_block_elements];
-      } else if (!has_master() && has_fp8_parameter()) {
-        bits.scale = __float_as_uint(*in_global_memory(tensor.parameter_scaling.scale_inv));
-      }
-      return bits;
-    } else {
-      stored_bits<Width> bits;
-      visit_weight([&](auto operand) { bits = operand.template fetch<Width>(at); });
-      return bits;
-    }
+    stored_bits<Width> bits;
+    visit_weight([&](auto operand) { bits = operand.template fetch<Width>(at); });
+    return bits;
   }
   template <int Width>
   __device__ __forceinline__ float_pack<Width> decode_weight(const stored_bits<Width>& bits) const {
@@ -211,7 +178,8 @@ struct tuned_formats {
 struct generic_formats {
   using operands = update_operands<table_format, table_format, table_format, table_format,
                                    table_format, table_format>;
-  static constexpr int width = 4;
+  /// More elements for each branch on a format.
+  static constexpr int width = 8;
   static constexpr bool consecutive = true;
 };
 
