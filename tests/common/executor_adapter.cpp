@@ -79,28 +79,28 @@ std::string missing_for(executor_kind kind) {
 executor_adapter::executor_adapter(const test_problem& problem) : problem_(problem) {}
 executor_adapter::~executor_adapter() = default;
 
+std::byte* executor_adapter::address_of(std::size_t tensor, std::size_t operand) const {
+  const location& at = locations_[tensor][operand];
+  return blocks_[at.block].memory + at.begin;
+}
+
 step_plan executor_adapter::place(device_location device) {
   block whole;
   for (std::size_t t = 0; t < problem_.tensors.size(); ++t) {
-    const auto formats = formats_of(problem_.tensors[t].signature);
+    const problem_tensor& tensor = problem_.tensors[t];
+    auto& locations = locations_.emplace_back();
     for (std::size_t operand = 0; operand < operand_count; ++operand) {
       const operand_bytes& bytes = problem_.contents[t][operand];
-      const std::size_t offset =
-          problem_.tensors[t].offsets[operand] * element_size(formats[operand]);
-      whole.operands.push_back({append_guarded(whole.guarded, bytes, offset), bytes.size()});
+      const std::size_t offset = tensor.offsets[operand] * stored_size(tensor.signature, operand);
+      locations[operand].begin = append_guarded(whole.guarded, bytes, offset);
+      whole.operands.push_back({locations[operand].begin, bytes.size()});
     }
   }
   whole.memory = allocate(std::max(whole.guarded.size(), alignment));
   copy_in(whole.memory, whole.guarded, true);
-  for (std::size_t t = 0; t < problem_.tensors.size(); ++t) {
-    auto& addresses = addresses_.emplace_back();
-    for (std::size_t operand = 0; operand < operand_count; ++operand) {
-      addresses[operand] = whole.memory + whole.operands[t * operand_count + operand].begin;
-    }
-  }
   blocks_.push_back(std::move(whole));
   return problem_.plan(device, [this](std::size_t tensor, std::size_t operand) -> void* {
-    return addresses_[tensor][operand];
+    return address_of(tensor, operand);
   });
 }
 
@@ -119,27 +119,37 @@ void executor_adapter::run_with_fresh_gradients(int steps, int first) {
 
 void executor_adapter::write(std::size_t tensor, std::size_t operand,
                              std::span<const std::byte> bytes) {
-  copy_in(addresses_[tensor][operand], bytes, true);
+  copy_in(address_of(tensor, operand), bytes, true);
 }
 
 operand_bytes executor_adapter::read(std::size_t tensor, std::size_t operand) const {
   operand_bytes bytes(problem_.contents[tensor][operand].size());
-  copy_out(bytes, addresses_[tensor][operand]);
+  copy_out(bytes, address_of(tensor, operand));
   return bytes;
 }
 
 std::vector<operand_set> executor_adapter::read_all() const {
+  // A block at a time: problems may have thousands of operands.
+  std::vector<operand_bytes> contents;
+  for (const block& allocated : blocks_) {
+    copy_out(contents.emplace_back(allocated.guarded.size()), allocated.memory);
+  }
   std::vector<operand_set> all(problem_.tensors.size());
   for (std::size_t t = 0; t < all.size(); ++t) {
     for (std::size_t operand = 0; operand < operand_count; ++operand) {
-      all[t][operand] = read(t, operand);
+      const location& at = locations_[t][operand];
+      const auto first = contents[at.block].begin() + static_cast<std::ptrdiff_t>(at.begin);
+      const auto size = static_cast<std::ptrdiff_t>(problem_.contents[t][operand].size());
+      all[t][operand].assign(first, first + size);
     }
   }
   return all;
 }
 
 std::vector<float> executor_adapter::values(std::size_t tensor, std::size_t operand) const {
-  return decode(formats_of(problem_.tensors[tensor].signature)[operand], read(tensor, operand));
+  operand_set operands;
+  for (std::size_t i = 0; i < operand_count; ++i) operands[i] = read(tensor, i);
+  return values_of(problem_.tensors[tensor].signature, operands, operand);
 }
 
 double executor_adapter::first_value(std::size_t operand) const {
@@ -148,16 +158,16 @@ double executor_adapter::first_value(std::size_t operand) const {
 
 void executor_adapter::rebind(std::size_t tensor, std::size_t operand,
                               std::span<const std::byte> contents, std::uint64_t offset) {
-  const storage_format format = formats_of(problem_.tensors[tensor].signature)[operand];
   block fresh;
-  const std::size_t begin = append_guarded(fresh.guarded, contents, offset * element_size(format));
+  const std::size_t begin = append_guarded(
+      fresh.guarded, contents, offset * stored_size(problem_.tensors[tensor].signature, operand));
   fresh.operands.push_back({begin, contents.size()});
   fresh.memory = allocate(fresh.guarded.size());
   copy_in(fresh.memory, fresh.guarded, false);
-  addresses_[tensor][operand] = fresh.memory + begin;
+  locations_[tensor][operand] = {blocks_.size(), begin};
   blocks_.push_back(std::move(fresh));
   get().rebind(static_cast<tensor_id>(tensor), static_cast<operand_kind>(operand),
-               addresses_[tensor][operand]);
+               address_of(tensor, operand));
 }
 
 void executor_adapter::expect_guards_intact() const {
@@ -181,21 +191,25 @@ std::unique_ptr<executor_adapter> make_adapter(executor_kind kind, const test_pr
 
 void expect_same_bits(const test_problem& problem, const std::vector<operand_set>& found,
                       const std::vector<operand_set>& expected) {
-  static constexpr const char* names[] = {"parameter", "gradient", "master", "exp_avg",
-                                          "exp_avg_sq"};
   for (std::size_t t = 0; t < problem.tensors.size(); ++t) {
     for (std::size_t operand = 0; operand < operand_count; ++operand) {
       const operand_bytes& a = found[t][operand];
       const operand_bytes& b = expected[t][operand];
       ASSERT_EQ(a.size(), b.size());
       if (a == b) continue;
-      const storage_format format = formats_of(problem.tensors[t].signature)[operand];
+      const problem_tensor& tensor = problem.tensors[t];
+      const std::size_t size = stored_size(tensor.signature, operand);
       const auto difference = std::mismatch(a.begin(), a.end(), b.begin()).first - a.begin();
-      const std::size_t element = static_cast<std::size_t>(difference) / element_size(format);
-      ADD_FAILURE() << "tensor '" << problem.tensors[t].name << "' (" << problem.tensors[t].numel
-                    << " x " << name_of(problem.tensors[t].signature) << "): " << names[operand]
-                    << " differs first at element " << element << ": " << decode(format, a)[element]
-                    << ", expected " << decode(format, b)[element];
+      const std::size_t element = static_cast<std::size_t>(difference) / size;
+      const auto bits = [&](const operand_bytes& bytes) {
+        std::uint32_t stored = 0;
+        std::memcpy(&stored, bytes.data() + element * size, size);
+        return stored;
+      };
+      ADD_FAILURE() << "tensor '" << tensor.name << "' (" << tensor.numel << " x "
+                    << name_of(tensor.signature) << "): " << operand_names[operand]
+                    << " differs first at element " << element << ": bits 0x" << std::hex << bits(a)
+                    << ", expected 0x" << bits(b);
       return;
     }
   }

@@ -46,13 +46,13 @@ class executor_adapter {
   void write(std::size_t tensor, std::size_t operand, std::span<const std::byte> bytes);
   operand_bytes read(std::size_t tensor, std::size_t operand) const;
   std::vector<operand_set> read_all() const;
-  /// The elements as f32.
+  /// The elements as f32, scales applied.
   std::vector<float> values(std::size_t tensor, std::size_t operand) const;
   /// The only element of a problem of one element, or the first.
   double first_value(std::size_t operand = parameter_operand) const;
 
-  /// Points an operand at new memory with these contents, `offset` elements off a boundary; the old
-  /// memory keeps what it holds. Does not wait for launches.
+  /// Points a bindable operand at new memory with these contents, `offset` elements off a boundary;
+  /// the old memory keeps what it holds. Does not wait for launches.
   void rebind(std::size_t tensor, std::size_t operand, std::span<const std::byte> contents,
               std::uint64_t offset = 0);
 
@@ -82,9 +82,16 @@ class executor_adapter {
     std::vector<range> operands;
   };
 
+  /// Where an operand is.
+  struct location {
+    std::size_t block = 0;
+    std::size_t begin = 0;
+  };
+  std::byte* address_of(std::size_t tensor, std::size_t operand) const;
+
   test_problem problem_;
   std::vector<block> blocks_;
-  std::vector<std::array<std::byte*, operand_count>> addresses_;
+  std::vector<std::array<location, operand_count>> locations_;
 };
 
 /// A problem placed and its executor built; throws what the executor throws.

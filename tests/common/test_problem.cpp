@@ -16,12 +16,13 @@ void test_problem::add(problem_tensor tensor, std::uint64_t seed) {
 
 void test_problem::add_uniform(std::string name, group_id group, std::uint64_t numel,
                                const update_signature& signature, float parameter, float gradient) {
-  const std::vector<float> parameters(numel, parameter);
-  const std::vector<float> gradients(numel, gradient);
   const std::vector<float> zeros(numel, 0.0f);
-  contents.push_back({encode(signature.parameter, parameters),
-                      encode(signature.gradient, gradients), encode(signature.master, parameters),
-                      encode(signature.exp_avg, zeros), encode(signature.exp_avg_sq, zeros)});
+  const std::vector<float> maximum(signature.max_exp_avg_sq == storage_format::none ? 0 : numel,
+                                   0.0f);
+  contents.push_back(encode_tensor(signature,
+                                   {std::vector<float>(numel, parameter),
+                                    std::vector<float>(numel, gradient), zeros, zeros, maximum},
+                                   {}));
   tensors.push_back({std::move(name), group, numel, signature});
 }
 
@@ -39,7 +40,11 @@ step_plan test_problem::plan(device_location device, const placement& place) con
     const problem_tensor& tensor = tensors[t];
     const auto formats = formats_of(tensor.signature);
     const auto view = [&](std::size_t operand) {
-      return tensor_view{place(t, operand), tensor.numel, formats[operand], device};
+      tensor_view placed = {place(t, operand), tensor.numel, formats[operand], device};
+      if (operand >= master_operand && is_block_scaled(formats[operand])) {
+        placed.scales = static_cast<std::uint8_t*>(place(t, scales_of(operand)));
+      }
+      return placed;
     };
     tensor_operands operands;
     operands.name = tensor.name;
@@ -48,6 +53,13 @@ step_plan test_problem::plan(device_location device, const placement& place) con
     if (tensor.signature.master != storage_format::none) operands.master = view(master_operand);
     operands.exp_avg = view(exp_avg_operand);
     operands.exp_avg_sq = view(exp_avg_sq_operand);
+    if (tensor.signature.max_exp_avg_sq != storage_format::none) {
+      operands.max_exp_avg_sq = view(max_exp_avg_sq_operand);
+    }
+    if (is_fp8(tensor.signature.parameter)) {
+      auto* const scaling = static_cast<float*>(place(t, parameter_scaling_operand));
+      operands.parameter_scaling = fp8_scaling{scaling, scaling + 1, scaling + 2};
+    }
     builder.add_tensor(tensor.group, std::move(operands));
   }
   return builder.build();

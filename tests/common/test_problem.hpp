@@ -22,6 +22,13 @@ struct problem_tensor {
   std::array<std::uint64_t, operand_count> offsets = {};
 };
 
+/// The same offset for all memory of a tensor.
+inline std::array<std::uint64_t, operand_count> all_offset_by(std::uint64_t elements) {
+  std::array<std::uint64_t, operand_count> offsets;
+  offsets.fill(elements);
+  return offsets;
+}
+
 /// An optimizer problem that any executor can be given: groups, tensors, options and the contents
 /// of every operand, from a seed unless a test fills them in.
 struct test_problem {
@@ -55,8 +62,10 @@ test_problem single_tensor_problem(const update_signature& signature, std::uint6
 test_problem uniform_problem(const group_options& group, float parameter, float gradient,
                              const update_signature& signature = {}, std::uint64_t numel = 1);
 
-/// Element counts around every boundary of the kernels: packs, chunks, several chunks, none.
-inline constexpr std::uint64_t boundary_sizes[] = {0,    1,    3,    4,    5,    7,    8,    9,
+/// Element counts around every boundary of the kernels: packs, scale blocks, blocks of threads,
+/// chunks, several chunks, none.
+inline constexpr std::uint64_t boundary_sizes[] = {0,    1,    3,    4,    5,    7,    8,
+                                                   9,    127,  128,  129,  1023, 1024, 1025,
                                                    2047, 2048, 2049, 4095, 4096, 4097, 10000};
 
 }  // namespace stepgraph::test

@@ -77,8 +77,8 @@ struct test_names {
 inline auto one_executor(executor_kind kind) { return ::testing::Values(kind); }
 
 /// The parameters of a ConformanceWith<update_signature> suite.
-inline auto every_signature(executor_kind kind) {
-  return ::testing::Combine(::testing::Values(kind), ::testing::ValuesIn(supported_signatures()));
+inline auto every_tuned_signature(executor_kind kind) {
+  return ::testing::Combine(::testing::Values(kind), ::testing::ValuesIn(tuned_signatures()));
 }
 
 }  // namespace stepgraph::test

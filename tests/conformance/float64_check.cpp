@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ostream>
 
 #include "common/reference_adam.hpp"
 #include "common/reference_schedule.hpp"
@@ -16,7 +17,8 @@ double expected_learning_rate(const group_options& group, std::uint64_t step) {
   return group.schedule ? reference_learning_rate(*group.schedule, step - 1) : group.learning_rate;
 }
 
-reference_options options_of(const group_options& group, std::uint64_t step, double factor) {
+reference_options options_of(const group_options& group, std::uint64_t step, double factor,
+                             bool amsgrad) {
   reference_options options;
   options.learning_rate = expected_learning_rate(group, step);
   options.beta1 = group.beta1;
@@ -27,6 +29,7 @@ reference_options options_of(const group_options& group, std::uint64_t step, dou
   options.bias_correction = group.bias_correction;
   options.maximize = group.maximize;
   options.gradient_factor = factor;
+  options.amsgrad = amsgrad;
   options.step = step;
   return options;
 }
@@ -56,49 +59,186 @@ void check_norm_and_clip(const test_problem& problem, const step_options& option
   EXPECT_NEAR(status.clip_coefficient, clip, 1.1e-6 * clip);
 }
 
-/// Expects a stored value to be a rounding of some number in [expected - bound, expected + bound].
-bool is_rounding_of(storage_format format, float stored, double expected, double bound) {
-  if (format == storage_format::f32) {
-    return std::abs(static_cast<double>(stored) - expected) <= bound;
-  }
-  return stored >= rounded(format, static_cast<float>(expected - bound)) &&
-         stored <= rounded(format, static_cast<float>(expected + bound));
+/// What a value may be before it is stored.
+struct interval {
+  double lowest = 0.0;
+  double highest = 0.0;
+};
+
+interval around(double value, double bound) { return {value - bound, value + bound}; }
+
+/// Names what is checked, for messages.
+struct checked_operand {
+  const problem_tensor& tensor;
+  std::size_t operand;
+};
+
+std::ostream& operator<<(std::ostream& out, const checked_operand& checked) {
+  return out << "tensor '" << checked.tensor.name << "' (" << checked.tensor.numel << " x "
+             << name_of(checked.tensor.signature) << "): " << operand_names[checked.operand];
 }
 
-void check_tensor(const problem_tensor& tensor, const reference_options& options,
+/// Expects each stored value, `scale` times the value before it was stored, to be a rounding of
+/// some number in its interval.
+void check_rounding(const checked_operand& checked, storage_format format,
+                    const std::vector<float>& stored, const std::vector<interval>& expected,
+                    float scale = 1.0f) {
+  for (std::size_t i = 0; i < stored.size(); ++i) {
+    const auto [lowest, highest] = expected[i];
+    const bool matches =
+        format == storage_format::f32
+            ? stored[i] >= lowest && stored[i] <= highest
+            : stored[i] >= rounded(format, static_cast<float>(lowest) * scale) &&
+                  stored[i] <= rounded(format, static_cast<float>(highest) * scale);
+    ASSERT_TRUE(matches) << checked << "[" << i << "] is " << stored[i] << ", float64 between "
+                         << lowest * scale << " and " << highest * scale;
+  }
+}
+
+/// The same for a bf16 parameter that was rounded up or down at random.
+void check_stochastic_rounding(const checked_operand& checked, const std::vector<float>& stored,
+                               const std::vector<interval>& expected) {
+  for (std::size_t i = 0; i < stored.size(); ++i) {
+    const double last_place = std::max(std::ldexp(1.0, std::ilogb(stored[i]) - 7), 0x1p-133);
+    ASSERT_TRUE(stored[i] > expected[i].lowest - last_place &&
+                stored[i] < expected[i].highest + last_place)
+        << checked << "[" << i << "] is " << stored[i] << ", float64 between " << expected[i].lowest
+        << " and " << expected[i].highest;
+  }
+}
+
+/// What is stored, before scaling, of a second moment in an interval: its root, zero only if it is
+/// zero.
+interval roots_of(const interval& moment) {
+  constexpr double error = 0x1p-22;
+  if (moment.highest <= 0.0) return {};
+  return {moment.lowest <= 0.0 ? 0.0 : std::sqrt(moment.lowest) * (1.0 - error),
+          std::max(std::sqrt(moment.highest), 0x1.6a09e6p-51) * (1.0 + error)};
+}
+
+/// Expects block-scaled values to be roundings at the block's scale, which is the smallest that
+/// fits.
+template <storage_format Format>
+void check_blocks(const checked_operand& checked, const operand_set& after,
+                  const std::vector<interval>& expected) {
+  const bool root = is_second_moment(checked.operand);
+  const operand_bytes& scales = after[scales_of(checked.operand)];
+  const std::vector<float> stored = decode(Format, after[checked.operand]);
+  const float smallest = math::format_traits<Format>::decode(1);
+  for (std::size_t first = 0; first < stored.size(); first += scale_block_elements) {
+    const std::size_t end = std::min<std::size_t>(stored.size(), first + scale_block_elements);
+    const auto kept = [&](std::size_t i) { return root ? roots_of(expected[i]) : expected[i]; };
+    interval largest;
+    for (std::size_t i = first; i < end; ++i) {
+      const auto [lowest, highest] = kept(i);
+      largest.lowest = std::max({largest.lowest, lowest, -highest});
+      largest.highest = std::max({largest.highest, -lowest, highest});
+    }
+    const auto scale = static_cast<std::uint32_t>(scales[first / scale_block_elements]);
+    const auto scale_for = [](double magnitude) {
+      return math::block_scale_of<Format>(math::float_bits(static_cast<float>(magnitude)));
+    };
+    ASSERT_GE(scale, scale_for(largest.lowest)) << checked << ", block of element " << first;
+    ASSERT_LE(scale, scale_for(largest.highest)) << checked << ", block of element " << first;
+    const float factor = math::inverse_block_factor(scale);
+    const auto code_of = [&](double value) {
+      const float code = rounded(Format, static_cast<float>(value) * factor);
+      return root && value > 0.0 && code == 0.0f ? smallest : code;
+    };
+    for (std::size_t i = first; i < end; ++i) {
+      const auto [lowest, highest] = kept(i);
+      ASSERT_TRUE(stored[i] >= code_of(lowest) && stored[i] <= code_of(highest))
+          << checked << "[" << i << "] is " << stored[i] << " / " << factor << ", float64 between "
+          << lowest << " and " << highest << (root ? " (roots)" : "");
+    }
+  }
+}
+
+void check_state(const checked_operand& checked, const operand_set& after,
+                 const std::vector<interval>& expected) {
+  const storage_format format = formats_of(checked.tensor.signature)[checked.operand];
+  if (is_block_scaled(format)) {
+    with_block_format(format,
+                      [&](auto known) { check_blocks<known.value>(checked, after, expected); });
+  } else if (format == storage_format::remainder) {
+    check_rounding(checked, storage_format::f32,
+                   values_of(checked.tensor.signature, after, checked.operand), expected);
+  } else if (format != storage_format::none) {
+    check_rounding(checked, format, decode(format, after[checked.operand]), expected);
+  }
+}
+
+/// The parameter as stored: a rounding of the weight, or half of a remainder master.
+void check_parameter(const problem_tensor& tensor, bool stochastic, const operand_set& before,
+                     const operand_set& after, const std::vector<interval>& expected) {
+  const update_signature& formats = tensor.signature;
+  const checked_operand checked = {tensor, parameter_operand};
+  if (formats.master == storage_format::remainder) return;
+  if (formats.master == storage_format::f32) {
+    operand_set exact;
+    encode_weight(formats, values_of(formats, after, master_operand), scaling_of(before).scale,
+                  exact);
+    ASSERT_EQ(after[parameter_operand], exact[parameter_operand])
+        << checked << " is not its rounded master";
+    return;
+  }
+  const std::vector<float> stored = decode(formats.parameter, after[parameter_operand]);
+  if (stochastic && formats.parameter == storage_format::bf16 &&
+      formats.master == storage_format::none) {
+    check_stochastic_rounding(checked, stored, expected);
+    return;
+  }
+  check_rounding(checked, formats.parameter, stored, expected, scaling_of(before).scale);
+}
+
+/// What an FP8 parameter owes its recipe.
+void check_scaling(const problem_tensor& tensor, const operand_set& before,
+                   const operand_set& after, const std::vector<interval>& expected) {
+  if (!is_fp8(tensor.signature.parameter) || tensor.numel == 0) return;
+  const checked_operand checked = {tensor, parameter_scaling_operand};
+  const scaling_values was = scaling_of(before);
+  const scaling_values is = scaling_of(after);
+  interval amax = {was.amax, was.amax};
+  for (const auto& [lowest, highest] : expected) {
+    amax.lowest = std::max({amax.lowest, lowest, -highest});
+    amax.highest = std::max({amax.highest, -lowest, highest});
+  }
+  ASSERT_EQ(is.scale, was.scale) << checked;
+  ASSERT_EQ(is.scale_inv, 1.0f / was.scale) << checked;
+  ASSERT_GE(is.amax, amax.lowest) << checked;
+  ASSERT_LE(is.amax, amax.highest) << checked;
+}
+
+void check_tensor(const problem_tensor& tensor, const reference_options& options, bool stochastic,
                   const operand_set& before, const operand_set& after) {
   const update_signature& formats = tensor.signature;
-  const bool has_master = formats.master != storage_format::none;
-  // The operand that carries the parameter from step to step.
-  const std::size_t carrier = has_master ? master_operand : parameter_operand;
-  const storage_format carrier_format = has_master ? formats.master : formats.parameter;
-
-  const auto gradient = decode(formats.gradient, before[gradient_operand]);
-  const auto parameter_before = decode(carrier_format, before[carrier]);
-  const auto exp_avg_before = decode(formats.exp_avg, before[exp_avg_operand]);
-  const auto exp_avg_sq_before = decode(formats.exp_avg_sq, before[exp_avg_sq_operand]);
-  const auto parameter = decode(carrier_format, after[carrier]);
-  const auto exp_avg = decode(formats.exp_avg, after[exp_avg_operand]);
-  const auto exp_avg_sq = decode(formats.exp_avg_sq, after[exp_avg_sq_operand]);
+  const reference_adam reference(options);
+  const auto values = [&](std::size_t operand) { return values_of(formats, before, operand); };
+  const std::vector<float> gradient = values(gradient_operand);
+  const std::vector<float> weight_before = values(carrier_of(formats));
+  const std::vector<float> exp_avg_before = values(exp_avg_operand);
+  const std::vector<float> exp_avg_sq_before = values(exp_avg_sq_operand);
+  const std::vector<float> maximum_before = values(max_exp_avg_sq_operand);
+  std::vector<interval> weight;
+  std::vector<interval> exp_avg;
+  std::vector<interval> exp_avg_sq;
+  std::vector<interval> maximum;
   for (std::uint64_t i = 0; i < tensor.numel; ++i) {
-    const reference_element start = {parameter_before[i], exp_avg_before[i], exp_avg_sq_before[i]};
-    const reference_element expected = reference_step(options, gradient[i], start);
-    const reference_element bound = reference_error_bound(options, gradient[i], start);
-    ASSERT_TRUE(is_rounding_of(formats.exp_avg, exp_avg[i], expected.exp_avg, bound.exp_avg))
-        << "tensor '" << tensor.name << "' exp_avg[" << i << "] " << exp_avg[i] << ", float64 "
-        << expected.exp_avg;
-    ASSERT_TRUE(
-        is_rounding_of(formats.exp_avg_sq, exp_avg_sq[i], expected.exp_avg_sq, bound.exp_avg_sq))
-        << "tensor '" << tensor.name << "' exp_avg_sq[" << i << "] " << exp_avg_sq[i]
-        << ", float64 " << expected.exp_avg_sq;
-    ASSERT_TRUE(is_rounding_of(carrier_format, parameter[i], expected.parameter, bound.parameter))
-        << "tensor '" << tensor.name << "' parameter[" << i << "] " << parameter[i] << ", float64 "
-        << expected.parameter << " from " << start.parameter;
+    const reference_element start = {weight_before[i], exp_avg_before[i], exp_avg_sq_before[i],
+                                     options.amsgrad ? maximum_before[i] : 0.0};
+    const reference_element expected = reference.step(gradient[i], start);
+    const reference_element bound = reference.error_bound(gradient[i], start, expected);
+    weight.push_back(around(expected.parameter, bound.parameter));
+    exp_avg.push_back(around(expected.exp_avg, bound.exp_avg));
+    exp_avg_sq.push_back(around(expected.exp_avg_sq, bound.exp_avg_sq));
+    maximum.push_back(around(expected.max_exp_avg_sq, bound.max_exp_avg_sq));
   }
-  if (has_master) {
-    ASSERT_EQ(after[parameter_operand], encode(formats.parameter, parameter))
-        << "tensor '" << tensor.name << "': the parameter is not its rounded master";
-  }
+  check_state({tensor, exp_avg_operand}, after, exp_avg);
+  check_state({tensor, exp_avg_sq_operand}, after, exp_avg_sq);
+  check_state({tensor, max_exp_avg_sq_operand}, after, maximum);
+  check_state({tensor, master_operand}, after, weight);
+  check_parameter(tensor, stochastic, before, after, weight);
+  check_scaling(tensor, before, after, weight);
 }
 
 }  // namespace
@@ -126,8 +266,10 @@ void launch_and_check_against_float64(executor_adapter& adapter, const step_in_f
   for (std::size_t t = 0; t < problem.tensors.size(); ++t) {
     const group_id group = problem.tensors[t].group;
     const reference_options options =
-        options_of(in_force.groups[group], status.groups[group].step, factor);
-    check_tensor(problem.tensors[t], options, before[t], after[t]);
+        options_of(in_force.groups[group], status.groups[group].step, factor,
+                   problem.tensors[t].signature.max_exp_avg_sq != storage_format::none);
+    check_tensor(problem.tensors[t], options, in_force.options.stochastic_rounding, before[t],
+                 after[t]);
     if (::testing::Test::HasFatalFailure()) return;
     operand_bytes gradient = before[t][gradient_operand];
     if (in_force.options.zero_gradients) std::fill(gradient.begin(), gradient.end(), std::byte{0});

@@ -340,9 +340,10 @@ TEST_P(FrozenNumbers, RebindTakesEffectInLaunchOrder) {
 }
 
 TEST_P(FrozenNumbers, EveryOperandCanBeRebound) {
+  // Block scales stay where they are, so the formats have none.
   constexpr update_signature signature = {storage_format::bf16, storage_format::f16,
-                                          storage_format::f32, storage_format::f32,
-                                          storage_format::f32};
+                                          storage_format::f32,  storage_format::f32,
+                                          storage_format::bf16, storage_format::bf16};
   const test_problem problem = single_tensor_problem(signature, 4500);
   const test_problem other = [&] {
     test_problem fresh;
@@ -352,7 +353,7 @@ TEST_P(FrozenNumbers, EveryOperandCanBeRebound) {
   const auto adapter = make(problem);
   adapter->launch();
   const operand_set left_behind = adapter->read_all()[0];
-  for (std::size_t operand = 0; operand < operand_count; ++operand) {
+  for (std::size_t operand = 0; operand < bindable_operands; ++operand) {
     adapter->rebind(0, operand, other.contents[0][operand], operand % 3);
   }
   adapter->launch();

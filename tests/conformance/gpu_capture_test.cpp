@@ -13,6 +13,7 @@
 #include "stepgraph/cuda/graph_executor.hpp"
 #include "stepgraph/cuda/stream_executor.hpp"
 #include "stepgraph/error.hpp"
+#include "stepgraph/kernels/launch_shape.hpp"
 
 // What only CUDA executors do: capture, streams, devices, lifetimes.
 namespace stepgraph::test {
@@ -64,7 +65,7 @@ TEST_F(GpuGraphExecutor, A16_NodesDoNotDependOnTheNumberOfGroups) {
   EXPECT_EQ(many_groups.nodes()[0].name, "grad_stats");
   EXPECT_EQ(many_groups.nodes()[1].name, "update/f32/f32/none/f32/f32");
   EXPECT_NE(many_groups.nodes()[1].function.find("update_kernel"), std::string::npos);
-  EXPECT_EQ(many_groups.nodes()[1].blocks, 465u);
+  EXPECT_EQ(many_groups.nodes()[1].blocks, 465u * update_blocks_per_chunk);
 }
 
 TEST_F(GpuGraphExecutor, NodesFollowThePlan) {

@@ -13,70 +13,88 @@
 namespace stepgraph::test {
 namespace {
 
-constexpr update_signature small_formats = {storage_format::bf16, storage_format::bf16,
-                                            storage_format::none, storage_format::f32,
-                                            storage_format::f32};
-constexpr palette parameters = {0x3f80, 0x4000, 0xbf00, 0x4080};  // 1, 2, -0.5, 4
-constexpr palette ones = {0x3f80, 0x3f80, 0x3f80, 0x3f80};
+using enum storage_format;
 
-/// What the host executor makes of the four parameters, and the moments that all elements share.
-struct expected_state {
-  palette codes;
-  float exp_avg;
-  float exp_avg_sq;
-};
+constexpr float weights[] = {1.0f, 2.0f, -0.5f, 4.0f};
 
-expected_state expect_of_host(int steps) {
-  test_problem problem = uniform_problem({.learning_rate = 0.1}, 0.0f, 1.0f, small_formats, 4);
-  std::memcpy(problem.contents[0][parameter_operand].data(), parameters.data(), 8);
-  const auto adapter = make_adapter(executor_kind::host, problem);
-  adapter->launch(steps);
-  expected_state expected;
-  std::memcpy(expected.codes.data(), adapter->read(0, parameter_operand).data(), 8);
-  expected.exp_avg = adapter->values(0, exp_avg_operand)[0];
-  expected.exp_avg_sq = adapter->values(0, exp_avg_sq_operand)[0];
-  return expected;
+/// The codes of four elements.
+palette codes_of(std::size_t size, const operand_bytes& bytes) {
+  palette codes = {};
+  for (std::size_t i = 0; i < codes.size(); ++i) {
+    std::memcpy(&codes[i], bytes.data() + i * size, size);
+  }
+  return codes;
 }
 
-class GpuLarge : public gpu_test, public ::testing::WithParamInterface<std::uint64_t> {};
+/// Four elements with those weights and gradients of one: each element of the large tensor is one.
+test_problem four_elements(const update_signature& signature) {
+  test_problem problem = uniform_problem({.learning_rate = 0.1}, 0.0f, 1.0f, signature, 4);
+  encode_weight(signature, weights, 1.0f, problem.contents[0]);
+  return problem;
+}
 
-INSTANTIATE_TEST_SUITE_P(GpuLarge, GpuLarge,
-                         ::testing::Values((1ull << 31) + 4097, (1ull << 32) + 1),
-                         [](const auto& tested) {
-                           return std::to_string(tested.param) + "_elements";
-                         });
+struct large_case {
+  std::uint64_t numel;
+  update_signature signature;
+};
+
+class GpuLarge : public gpu_test, public ::testing::WithParamInterface<large_case> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    GpuLarge, GpuLarge,
+    ::testing::Values(large_case{2'359'332'864, {f32, f32, none, f32, f32}},
+                      large_case{(1ull << 32) + 1, {bf16, bf16, none, bf16, bf16}},
+                      large_case{(1ull << 32) + 1, {bf16, bf16, remainder, e4m3, e4m3}}),
+    [](const auto& tested) {
+      return std::to_string(tested.param.numel) + "_" + test_name(tested.param.signature);
+    });
 
 TEST_P(GpuLarge, A14_EveryElementIsUpdatedOnceAStep) {
-  const std::uint64_t numel = GetParam();
+  const auto& [numel, signature] = GetParam();
   std::size_t free_bytes = 0;
   std::size_t total_bytes = 0;
   check(cudaMemGetInfo(&free_bytes, &total_bytes));
-  const std::size_t needed = numel * 12 + (1ull << 30);
+  std::size_t needed = std::size_t{1} << 30;
+  for (const storage_format format : formats_of(signature)) needed += numel * element_size(format);
   if (free_bytes < needed) {
     GTEST_SKIP() << "needs " << (needed >> 30) << " GiB of device memory, found "
                  << (free_bytes >> 30);
   }
   int device = 0;
   check(cudaGetDevice(&device));
-  const device_buffer<std::uint16_t> parameter(numel);
-  const device_buffer<std::uint16_t> gradient(numel);
-  const device_buffer<float> exp_avg(numel);
-  const device_buffer<float> exp_avg_sq(numel);
-  check(fill(parameter.data(), numel, parameters));
-  check(fill(gradient.data(), numel, ones));
-  check(cudaMemset(exp_avg.data(), 0, numel * sizeof(float)));
-  check(cudaMemset(exp_avg_sq.data(), 0, numel * sizeof(float)));
-
   const device_location here = {device_kind::cuda, device};
+
+  test_problem problem = four_elements(signature);
+  std::vector<device_buffer<std::byte>> memory;
+  for (std::size_t operand = 0; operand < operand_count; ++operand) {
+    const std::size_t size = stored_size(signature, operand);
+    const bool scales = operand >= bindable_operands;
+    const bool exists = !problem.contents[0][operand].empty();
+    memory.emplace_back(!exists ? 0 : scales ? scale_count(numel) : numel * size);
+    if (!exists) continue;
+    if (scales) {
+      check(cudaMemset(memory.back().data(), 1, memory.back().size()));
+    } else {
+      check(fill(memory.back().data(), size, numel, codes_of(size, problem.contents[0][operand])));
+    }
+  }
+  const auto view = [&](std::size_t operand) {
+    tensor_view placed = {memory[operand].data(), numel, formats_of(signature)[operand], here};
+    if (operand >= master_operand) {
+      placed.scales = reinterpret_cast<std::uint8_t*>(memory[scales_of(operand)].data());
+    }
+    return placed;
+  };
+  tensor_operands operands = {.name = "large",
+                              .parameter = view(parameter_operand),
+                              .gradient = view(gradient_operand),
+                              .exp_avg = view(exp_avg_operand),
+                              .exp_avg_sq = view(exp_avg_sq_operand)};
+  if (signature.master != none) operands.master = view(master_operand);
   step_builder builder;
   builder.set_options({.skip_non_finite = true});
   builder.add_group({.learning_rate = 0.1});
-  builder.add_tensor(0,
-                     {.name = "large",
-                      .parameter = {parameter.data(), numel, storage_format::bf16, here},
-                      .gradient = tensor_view{gradient.data(), numel, storage_format::bf16, here},
-                      .exp_avg = {exp_avg.data(), numel, storage_format::f32, here},
-                      .exp_avg_sq = {exp_avg_sq.data(), numel, storage_format::f32, here}});
+  builder.add_tensor(0, operands);
   const cuda_stream stream;
   check(cudaDeviceSynchronize());
   graph_executor executor(builder.build(), stream.get());
@@ -86,18 +104,31 @@ TEST_P(GpuLarge, A14_EveryElementIsUpdatedOnceAStep) {
   EXPECT_EQ(status.step, 2u);
   EXPECT_NEAR(status.grad_norm / std::sqrt(static_cast<double>(numel)), 1.0, 1e-6);
 
-  const expected_state expected = expect_of_host(2);
-  const device_buffer<unsigned long long> unlike(std::vector<unsigned long long>(3, 0));
-  check(count_unlike(parameter.data(), numel, expected.codes, unlike.data()));
-  check(count_unlike(exp_avg.data(), numel, expected.exp_avg, unlike.data() + 1));
-  check(count_unlike(exp_avg_sq.data(), numel, expected.exp_avg_sq, unlike.data() + 2));
-  EXPECT_EQ(unlike.read(), (std::vector<unsigned long long>{0, 0, 0}));
-  // The count is itself a kernel over a large tensor; look at some elements without it.
-  constexpr std::uint64_t half = std::uint64_t{1} << 31;
-  for (const std::uint64_t i : {std::uint64_t{0}, half - 1, half, half + 1, numel - 1}) {
-    std::uint16_t code = 0;
-    check(cudaMemcpy(&code, parameter.data() + i, sizeof(code), cudaMemcpyDeviceToHost));
-    EXPECT_EQ(code, expected.codes[turn_of(i)]) << "element " << i;
+  const auto host = make_adapter(executor_kind::host, problem);
+  host->launch(2);
+  const device_buffer<unsigned long long> unlike(std::vector<unsigned long long>{0});
+  for (std::size_t operand = 0; operand < operand_count; ++operand) {
+    if (memory[operand].size() == 0) continue;
+    const std::size_t size = stored_size(signature, operand);
+    const operand_bytes expected = host->read(0, operand);
+    const bool scales = operand >= bindable_operands;
+    palette colours = {};
+    if (scales) {
+      colours.fill(static_cast<std::uint32_t>(expected[0]));
+    } else {
+      colours = codes_of(size, expected);
+    }
+    check(count_unlike(memory[operand].data(), size, memory[operand].size() / size, colours,
+                       unlike.data()));
+    EXPECT_EQ(unlike.read()[0], 0u) << operand_names[operand];
+    if (scales) continue;
+    // The count is itself a kernel over a large tensor; look at some elements without it.
+    constexpr std::uint64_t half = std::uint64_t{1} << 31;
+    for (const std::uint64_t i : {std::uint64_t{0}, half - 1, half, half + 1, numel - 1}) {
+      std::uint32_t code = 0;
+      check(cudaMemcpy(&code, memory[operand].data() + i * size, size, cudaMemcpyDeviceToHost));
+      EXPECT_EQ(code, colours[turn_of(i)]) << operand_names[operand] << "[" << i << "]";
+    }
   }
 }
 

@@ -58,19 +58,6 @@ TEST_P(Lists, A16_ManyGroupsOfOneTensorWithTheirOwnNumbers) {
   EXPECT_EQ(adapter->get().plan().nodes.size(), 2u);
 }
 
-TEST_P(Lists, EverySignatureInOnePlanMatchesFloat64) {
-  test_problem problem;
-  problem.options = {.skip_non_finite = true, .max_grad_norm = 1.0};
-  problem.groups = {{.name = "decayed", .weight_decay = 0.1}, {.name = "plain"}};
-  for (int round = 0; round < 2; ++round) {
-    for (const update_signature& signature : supported_signatures()) {
-      const auto t = static_cast<group_id>(problem.tensors.size());
-      problem.add({"tensor " + std::to_string(t), t % 2, 100 + 401 * (t % 13), signature});
-    }
-  }
-  run_and_check_against_float64(*make(problem), 2);
-}
-
 TEST_P(Lists, HundredsOfSmallTensorsMatchFloat64) {
   test_problem problem;
   problem.options.skip_non_finite = true;

@@ -45,6 +45,7 @@ const option_case option_cases[] = {
     {"clip_of_scaled_gradients", {}, {.max_grad_norm = 0.5, .loss_scale = 64.0}},
     {"skip_non_finite", {.weight_decay = 0.1}, {.skip_non_finite = true}},
     {"zero_gradients", {}, {.zero_gradients = true}},
+    {"stochastic_rounding", {.weight_decay = 0.1}, {.stochastic_rounding = true, .seed = 7}},
     {"everything",
      {.weight_decay = 0.01,
       .mode = weight_decay_mode::l2,
@@ -72,6 +73,16 @@ TEST_P(Options, StepsMatchFloat64BesideAnotherGroup) {
   problem.add({"mixed", 0, 300, mixed});
   problem.add({"f32 of the other group", 1, 5000, {}});
   problem.add({"mixed of the other group", 1, 7, mixed});
+  using enum storage_format;
+  for (const update_signature& signature : {
+           update_signature{bf16, bf16, remainder, e4m3, e4m3},
+           update_signature{e4m3, bf16, f32, f32, f32},
+           update_signature{e5m2, f32, none, bf16, f16},
+           update_signature{f16, f16, f16, f16, f16, f16},
+           update_signature{bf16, f32, none, e4m3, bf16, bf16},
+       }) {
+    problem.add({name_of(signature), 0, 2500, signature});
+  }
   run_and_check_against_float64(*make(problem), 12);
 }
 

@@ -1,7 +1,9 @@
-// What an update kernel must not look like: the disassembly test shows that its checks reject this
-// one. Never run.
+// What update kernels must not look like: the disassembly test shows that its checks reject these.
+// Never run.
 #include <cmath>
 #include <cstdint>
+
+#include "stepgraph/math/adam.hpp"
 
 namespace stepgraph::test {
 
@@ -23,6 +25,44 @@ __global__ void update_with_local_array(float* parameter, const int* order) {
   float values[32];
   for (int i = 0; i < 32; ++i) values[order[i + 32] & 31] = parameter[i];
   for (int i = 0; i < 32; ++i) parameter[i] = values[order[i] & 31];
+}
+
+/// Four elements by whole accesses.
+__device__ __forceinline__ void update_four(const math::adam_terms& terms, float4* parameter,
+                                            float4* gradient, float4* exp_avg, float4* exp_avg_sq) {
+  float4 p = *parameter;
+  float4 m = *exp_avg;
+  float4 v = *exp_avg_sq;
+  const float4 g = *gradient;
+  float unused = 0.0f;
+  math::adam_update(terms, false, g.x, p.x, m.x, v.x, unused);
+  math::adam_update(terms, false, g.y, p.y, m.y, v.y, unused);
+  math::adam_update(terms, false, g.z, p.z, m.z, v.z, unused);
+  math::adam_update(terms, false, g.w, p.w, m.w, v.w, unused);
+  *parameter = p;
+  *exp_avg = m;
+  *exp_avg_sq = v;
+  *gradient = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+}
+
+/// Wide accesses, but the terms are read again for every access: stores may alias them.
+__global__ void update_with_terms_read_again(float4* parameter, float4* gradient, float4* exp_avg,
+                                             float4* exp_avg_sq, const math::adam_terms* terms) {
+#pragma unroll
+  for (int pack = 0; pack < 2; ++pack) {
+    const unsigned int i = (blockIdx.x * 2 + pack) * blockDim.x + threadIdx.x;
+    update_four(*terms, parameter + i, gradient + i, exp_avg + i, exp_avg_sq + i);
+  }
+}
+
+/// The same in a loop that is not unrolled.
+__global__ void update_in_a_loop(float4* parameter, float4* gradient, float4* exp_avg,
+                                 float4* exp_avg_sq, const math::adam_terms* terms, int packs) {
+#pragma unroll 1
+  for (int pack = 0; pack < packs; ++pack) {
+    const unsigned int i = (blockIdx.x * packs + pack) * blockDim.x + threadIdx.x;
+    update_four(*terms, parameter + i, gradient + i, exp_avg + i, exp_avg_sq + i);
+  }
 }
 
 }  // namespace stepgraph::test

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -11,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "common/storage.hpp"
+#include "common/random_operands.hpp"
+#include "stepgraph/kernels/launch_shape.hpp"
 #include "stepgraph/kernels/signature.hpp"
-#include "stepgraph/kernels/tensor_table.hpp"
 #include "stepgraph/math/adam.hpp"
 
 // Reads the instructions of the compiled kernels. Needs cuobjdump, but no GPU.
@@ -23,9 +25,19 @@ namespace {
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
-/// How often each opcode, with its modifiers, occurs in one kernel.
-using opcode_counts = std::map<std::string, int>;
+struct instruction {
+  std::uint64_t address = 0;
+  bool conditional = false;
+  std::string opcode;  ///< with its modifiers
+  std::string operands;
+};
+
+struct kernel_code {
+  std::vector<instruction> instructions;
+  int registers = 0;
+};
 
 /// The disassembler: from the environment, else what was found when the build was configured.
 std::string disassembler() {
@@ -41,45 +53,117 @@ std::string demangled(const std::string& symbol) {
   return status == 0 ? name.get() : symbol;
 }
 
-/// The kernels of an object file or archive by demangled name.
-std::map<std::string, opcode_counts> disassemble(const std::string& file) {
+/// Calls `body` with each line that the disassembler prints.
+template <class Body>
+void for_output_of(const std::string& options, const std::string& file, Body&& body) {
   const std::string command =
-      "'" + disassembler() + "' -sass -arch sm_90 '" + file + "' 2>/dev/null";
+      "'" + disassembler() + "' " + options + " -arch sm_90 '" + file + "' 2>/dev/null";
   const std::unique_ptr<FILE, decltype(&pclose)> output(popen(command.c_str(), "r"), &pclose);
-  std::map<std::string, opcode_counts> kernels;
-  opcode_counts* kernel = nullptr;
   char line[4096];
   while (output != nullptr && std::fgets(line, sizeof(line), output.get()) != nullptr) {
-    const std::string text = line;
+    body(std::string(line));
+  }
+}
+
+/// The kernels of an object file or archive by demangled name.
+std::map<std::string, kernel_code> disassemble(const std::string& file) {
+  std::map<std::string, kernel_code> kernels;
+  kernel_code* kernel = nullptr;
+  for_output_of("-sass", file, [&](const std::string& text) {
     if (const auto start = text.find("Function : "); start != std::string::npos) {
       const auto end = text.find_last_not_of(" \n");
       kernel = &kernels[demangled(text.substr(start + 11, end - start - 10))];
-      continue;
+      return;
     }
     // "        /*0a10*/              @!P0 LDG.E.128 R4, desc[UR4][R2.64] ;"
-    static const std::regex instruction(
-        R"(^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*))");
+    static const std::regex expression(
+        R"(^\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*);)");
     std::smatch match;
-    if (kernel != nullptr && std::regex_search(text, match, instruction)) {
-      ++(*kernel)[match[1].str()];
+    if (kernel != nullptr && std::regex_search(text, match, expression)) {
+      kernel->instructions.push_back(
+          {std::stoull(match[1].str(), nullptr, 16), match[2].matched, match[3], match[4]});
     }
-  }
+  });
+  // " Function <symbol>:" and on the next line "  REG:53 STACK:0 ..."
+  for_output_of("-res-usage", file, [&](const std::string& text) {
+    static const std::regex function(R"(Function (\S+):)");
+    static const std::regex registers(R"(REG:(\d+))");
+    std::smatch match;
+    if (std::regex_search(text, match, function)) kernel = &kernels[demangled(match[1])];
+    if (kernel != nullptr && std::regex_search(text, match, registers)) {
+      kernel->registers = std::stoi(match[1]);
+    }
+  });
   return kernels;
 }
 
 /// Instructions whose opcode matches.
-int count(const opcode_counts& kernel, const std::string& pattern) {
+int count(const kernel_code& kernel, const std::string& pattern) {
   const std::regex expression(pattern);
   int total = 0;
-  for (const auto& [opcode, times] : kernel) {
-    if (std::regex_match(opcode, expression)) total += times;
+  for (const instruction& each : kernel.instructions) {
+    total += std::regex_match(each.opcode, expression) ? 1 : 0;
   }
   return total;
 }
 
+bool is_load(const instruction& each) { return each.opcode.starts_with("LDG"); }
+
+/// A store of more than one element: of the path of whole accesses.
+bool is_wide_store(const instruction& each) {
+  static const std::regex expression(R"(STG\.E(\.\w+)*\.(64|128)(\.\w+)*)");
+  return std::regex_match(each.opcode, expression);
+}
+
+/// Where a backward branch goes; the branch's own address for all other instructions.
+std::uint64_t loop_start(const instruction& each) {
+  static const std::regex target(R"(0x([0-9a-f]+))");
+  std::smatch match;
+  if (each.opcode != "BRA" || !std::regex_search(each.operands, match, target)) return each.address;
+  return std::min<std::uint64_t>(each.address, std::stoull(match[1].str(), nullptr, 16));
+}
+
+/// Loads that run after a whole access was stored and before another is: each is a scalar, a term
+/// or a pointer that is read again for some elements, since all operands are in flight before the
+/// first store. Whole accesses are unrolled, so every load of a loop over them counts.
+int loads_among_stores(const kernel_code& kernel) {
+  int found = 0;
+  int pending = 0;  // since the last wide store of this stretch of code
+  bool storing = false;
+  for (const instruction& each : kernel.instructions) {
+    if (is_wide_store(each)) {
+      found += pending;
+      pending = 0;
+      storing = true;
+    } else if (is_load(each) && storing) {
+      ++pending;
+    } else if ((each.opcode == "BRA" || each.opcode == "EXIT") && !each.conditional) {
+      storing = false;
+      pending = 0;
+    }
+    int loads = 0;
+    int wide_stores = 0;
+    for (const instruction& looped : kernel.instructions) {
+      if (looped.address < loop_start(each) || looped.address >= each.address) continue;
+      loads += is_load(looped) ? 1 : 0;
+      wide_stores += is_wide_store(looped) ? 1 : 0;
+    }
+    if (wide_stores != 0) found += loads;
+  }
+  return found;
+}
+
+/// Elements of an access in the kernel that is tuned for a signature: 8 where every operand has 2
+/// bytes an element, so that all accesses have 16 bytes; else 4.
+int elements_of_an_access(const update_signature& signature) {
+  for (const storage_format format : test::formats_of(signature)) {
+    if (format != storage_format::none && element_size(format) != 2) return 4;
+  }
+  return 8;
+}
+
 /// What an update kernel of this signature does wrong, in words; empty if nothing.
-std::vector<std::string> complaints(const opcode_counts& kernel,
-                                    const update_signature& signature) {
+std::vector<std::string> complaints(const kernel_code& kernel, const update_signature& signature) {
   std::vector<std::string> found;
   const auto forbid = [&](const std::string& pattern, const std::string& why) {
     if (const int times = count(kernel, pattern)) {
@@ -95,56 +179,58 @@ std::vector<std::string> complaints(const opcode_counts& kernel,
 
   forbid(R"(D(ADD|MUL|FMA|SETP|MNMX)\b.*|.*\bF64\b.*|MUFU\..*64H.*)", "double arithmetic");
   forbid(R"((LDL|STL)\b.*)", "local memory");
-  // Generic accesses decide on the address space at run time.
-  forbid(R"((LD|ST)\b.*)", "generic addressing");
+  if (const int times = loads_among_stores(kernel)) {
+    found.push_back("loads among the stores: " + std::to_string(times));
+  }
+  if (kernel.registers > 80) {
+    found.push_back("registers: " + std::to_string(kernel.registers) + ", at most 80");
+  }
 
-  const bool has_master = signature.master != storage_format::none;
-  int loads[2] = {};  // [0]: f32 operands, [1]: 16-bit operands
-  int stores[2] = {};
-  const auto add = [](int(&counts)[2], storage_format format) {
-    if (format != storage_format::none) ++counts[element_size(format) == 4 ? 0 : 1];
+  // Accesses of one operand, by its bytes in one access.
+  const int width = elements_of_an_access(signature);
+  const int accesses =
+      static_cast<int>(chunk_elements / update_blocks_per_chunk / update_threads) / width;
+  std::map<int, int> loads;
+  std::map<int, int> stores;
+  const auto add = [&](std::map<int, int>& counts, storage_format format) {
+    counts[static_cast<int>(element_size(format)) * width] += accesses;
   };
   add(loads, signature.gradient);
-  add(loads, has_master ? signature.master : signature.parameter);
+  add(stores, signature.gradient);  // zeroes
   add(stores, signature.parameter);
-  add(stores, signature.master);
-  for (const storage_format moment : {signature.exp_avg, signature.exp_avg_sq}) {
-    add(loads, moment);
-    add(stores, moment);
+  // With a master, the parameter is read only where it is half of it.
+  if (signature.master == storage_format::none || signature.master == storage_format::remainder) {
+    add(loads, signature.parameter);
   }
-  // Four elements of each operand in one access, in the vector path. The descriptors of chunk and
-  // tensor and the terms of the group are wide loads too: at most so many.
-  if (loads[0] != 0) loads[0] += (sizeof(tensor_descriptor) + sizeof(math::adam_terms)) / 16;
-  if (loads[1] != 0) loads[1] += sizeof(chunk_descriptor) / 8;
-  require(R"(LDG\.E(\.\w+)*\.128(\.\w+)*)", loads[0], "f32 operands are not loaded by 16 bytes");
-  require(R"(LDG\.E(\.\w+)*\.64(\.\w+)*)", loads[1], "16-bit operands are not loaded by 8 bytes");
-  require(R"(STG\.E(\.\w+)*\.128(\.\w+)*)", stores[0], "f32 operands are not stored by 16 bytes");
-  require(R"(STG\.E(\.\w+)*\.64(\.\w+)*)", stores[1], "16-bit operands are not stored by 8 bytes");
+  for (const storage_format state : {signature.master, signature.exp_avg, signature.exp_avg_sq}) {
+    add(loads, state);
+    add(stores, state);
+  }
+  // The terms of the group, for whole accesses and for single elements.
+  loads[16] += 2 * static_cast<int>(sizeof(math::adam_terms) / 16);
+  for (const auto& [bytes, modifier] : {std::pair{16, "128"}, std::pair{8, "64"}}) {
+    const std::string width_in_bits = std::string(R"((\.\w+)*\.)") + modifier + R"((\.\w+)*)";
+    const std::string by = " by " + std::to_string(bytes) + " bytes";
+    require(R"(LDG\.E)" + width_in_bits, loads[bytes], "operands are not loaded" + by);
+    require(R"(STG\.E)" + width_in_bits, stores[bytes], "operands are not stored" + by);
+  }
+  // Four e4m3 elements fill a plain 4-byte access.
+  require(R"(LDG\.E)", loads[4], "operands are not loaded by 4 bytes");
+  require(R"(STG\.E)", stores[4], "operands are not stored by 4 bytes");
   return found;
 }
 
-std::string operand_in_demangled_name(storage_format format) {
-  return "static_operand<(stepgraph::storage_format)" + std::to_string(static_cast<int>(format)) +
-         ">";
-}
-
 /// The kernel that is instantiated for exactly this signature; null if there is none.
-const opcode_counts* update_kernel_of(const std::map<std::string, opcode_counts>& kernels,
-                                      const update_signature& signature) {
-  for (const auto& [name, opcodes] : kernels) {
-    if (name.find("update_kernel<") == std::string::npos) continue;
-    std::size_t position = 0;
-    bool matches = true;
-    for (const storage_format format : {signature.parameter, signature.gradient, signature.master,
-                                        signature.exp_avg, signature.exp_avg_sq}) {
-      position = name.find("static_operand<", position);
-      matches = matches && position != std::string::npos &&
-                name.compare(position, operand_in_demangled_name(format).size(),
-                             operand_in_demangled_name(format)) == 0;
-      if (!matches) break;
-      ++position;
-    }
-    if (matches) return &opcodes;
+const kernel_code* update_kernel_of(const std::map<std::string, kernel_code>& kernels,
+                                    const update_signature& signature) {
+  std::string formats = "tuned_formats<";
+  for (const storage_format format : {signature.parameter, signature.gradient, signature.master,
+                                      signature.exp_avg, signature.exp_avg_sq}) {
+    if (formats.back() != '<') formats += ", ";
+    formats += "(stepgraph::storage_format)" + std::to_string(static_cast<int>(format));
+  }
+  for (const auto& [name, code] : kernels) {
+    if (name.find(formats + ">") != std::string::npos) return &code;
   }
   return nullptr;
 }
@@ -163,25 +249,56 @@ class Disassembly : public ::testing::Test {
 
 TEST_F(Disassembly, TunedUpdateKernelsStreamInSinglePrecisionByWideAccesses) {
   const auto kernels = disassemble(STEPGRAPH_KERNELS_FILE);
-  for (const update_signature& signature : test::supported_signatures()) {
-    if (!is_tuned(signature)) continue;
-    const opcode_counts* const kernel = update_kernel_of(kernels, signature);
+  for (const update_signature& signature : test::tuned_signatures()) {
+    const kernel_code* const kernel = update_kernel_of(kernels, signature);
     ASSERT_NE(kernel, nullptr) << "no kernel of its own for " << name_of(signature);
+    EXPECT_GT(kernel->registers, 0);
     EXPECT_THAT(complaints(*kernel, signature), IsEmpty()) << name_of(signature);
   }
 }
 
-TEST_F(Disassembly, ChecksRejectAKernelThatDoesEverythingWrong) {
+TEST_F(Disassembly, GenericKernelUsesNoDoublesNoLocalMemoryAndFewRegisters) {
+  const auto kernels = disassemble(STEPGRAPH_KERNELS_FILE);
+  int generic = 0;
+  for (const auto& [name, code] : kernels) {
+    if (name.find("generic_formats") == std::string::npos) continue;
+    ++generic;
+    EXPECT_EQ(count(code, R"(D(ADD|MUL|FMA|SETP|MNMX)\b.*|.*\bF64\b.*)"), 0);
+    EXPECT_EQ(count(code, R"((LDL|STL)\b.*)"), 0);
+    EXPECT_GT(code.registers, 0);
+    EXPECT_LE(code.registers, 128);
+  }
+  EXPECT_EQ(generic, 1);
+}
+
+TEST_F(Disassembly, ChecksRejectKernelsThatDoOneThingWrong) {
   const auto kernels = disassemble(STEPGRAPH_BAD_KERNELS_FILE);
-  ASSERT_EQ(kernels.size(), 2u);
-  for (const auto& [name, opcodes] : kernels) {
-    const std::vector<std::string> found = complaints(opcodes, {});
-    EXPECT_THAT(found, Contains(HasSubstr("not loaded by 16 bytes"))) << name;
-    EXPECT_THAT(found, Contains(HasSubstr("not stored by 16 bytes"))) << name;
-    EXPECT_THAT(found, Contains(HasSubstr(name.find("double_power") != std::string::npos
-                                              ? "double arithmetic"
-                                              : "local memory")))
-        << name;
+  const std::pair<const char*, const char*> wrong[] = {
+      {"update_with_double_power", "double arithmetic"},
+      {"update_with_double_power", "not loaded by 16 bytes"},
+      {"update_with_double_power", "not stored by 16 bytes"},
+      {"update_with_local_array", "local memory"},
+      {"update_with_terms_read_again", "loads among the stores"},
+      {"update_in_a_loop", "loads among the stores"},
+  };
+  for (const auto& [function, complaint] : wrong) {
+    const auto kernel = std::find_if(kernels.begin(), kernels.end(), [&](const auto& each) {
+      return each.first.find(function) != std::string::npos;
+    });
+    ASSERT_NE(kernel, kernels.end()) << function;
+    EXPECT_THAT(complaints(kernel->second, {}), Contains(HasSubstr(complaint))) << function;
+  }
+}
+
+// A kernel whose only fault is the scalar in its loop: no other check would find it.
+TEST_F(Disassembly, KernelThatReadsItsTermsAgainIsWrongInNothingElse) {
+  const auto kernels = disassemble(STEPGRAPH_BAD_KERNELS_FILE);
+  for (const auto& [name, code] : kernels) {
+    if (name.find("update_with_terms_read_again") == std::string::npos) continue;
+    const std::vector<std::string> found = complaints(code, {});
+    EXPECT_THAT(found, Not(Contains(HasSubstr("double"))));
+    EXPECT_THAT(found, Not(Contains(HasSubstr("local"))));
+    EXPECT_THAT(found, Not(Contains(HasSubstr("stored by"))));
   }
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -61,44 +62,92 @@ void plant_extreme_gradients(const update_signature& signature, operand_set& ope
 /// One element at a time: the definition that the loops must reproduce bit for bit.
 void update_by_element(const update_signature& signature, const math::adam_terms& terms,
                        operand_set& operands) {
-  const bool has_master = signature.master != storage_format::none;
-  auto parameter = has_master
-                       ? test::decode(signature.master, operands[test::master_operand])
-                       : test::decode(signature.parameter, operands[test::parameter_operand]);
-  const auto gradient = test::decode(signature.gradient, operands[test::gradient_operand]);
-  auto exp_avg = test::decode(signature.exp_avg, operands[test::exp_avg_operand]);
-  auto exp_avg_sq = test::decode(signature.exp_avg_sq, operands[test::exp_avg_sq_operand]);
-  for (std::size_t i = 0; i < parameter.size(); ++i) {
-    math::adam_update(terms, gradient[i], parameter[i], exp_avg[i], exp_avg_sq[i]);
+  const auto values = [&](std::size_t operand) {
+    return test::values_of(signature, operands, operand);
+  };
+  test::tensor_values after = {values(test::carrier_of(signature)), values(test::gradient_operand),
+                               values(test::exp_avg_operand), values(test::exp_avg_sq_operand),
+                               values(test::max_exp_avg_sq_operand)};
+  const bool with_maximum = signature.max_exp_avg_sq != storage_format::none;
+  test::scaling_values scaling = test::scaling_of(operands);
+  for (std::size_t i = 0; i < after.weight.size(); ++i) {
+    float maximum = with_maximum ? after.max_exp_avg_sq[i] : 0.0f;
+    math::adam_update(terms, with_maximum, after.gradient[i], after.weight[i], after.exp_avg[i],
+                      after.exp_avg_sq[i], maximum);
+    if (with_maximum) after.max_exp_avg_sq[i] = maximum;
+    scaling.amax = std::max(scaling.amax, std::abs(after.weight[i]));
   }
-  operands[test::parameter_operand] = test::encode(signature.parameter, parameter);
-  operands[test::master_operand] = test::encode(signature.master, parameter);
-  operands[test::exp_avg_operand] = test::encode(signature.exp_avg, exp_avg);
-  operands[test::exp_avg_sq_operand] = test::encode(signature.exp_avg_sq, exp_avg_sq);
+  test::encode_weight(signature, after.weight, scaling.scale, operands);
+  test::encode_moments(signature, after, operands);
+  if (is_fp8(signature.parameter) && !after.weight.empty()) {
+    scaling.scale_inv = 1.0f / scaling.scale;
+    operands[test::parameter_scaling_operand] = test::bytes_of(std::vector{scaling});
+  }
 }
 
 class HostLoops : public ::testing::TestWithParam<update_signature> {};
 
-INSTANTIATE_TEST_SUITE_P(EverySignature, HostLoops,
-                         ::testing::ValuesIn(test::supported_signatures()),
+INSTANTIATE_TEST_SUITE_P(TunedSignatures, HostLoops, ::testing::ValuesIn(test::tuned_signatures()),
                          [](const auto& tested) { return test::test_name(tested.param); });
 
-TEST_P(HostLoops, EveryInstructionSetUpdatesByTheElementDefinition) {
+/// Every instruction set over one tensor, against the definition.
+void expect_updates_by_definition(const update_signature& signature, std::uint64_t numel,
+                                  std::uint64_t offset) {
   const math::adam_terms terms = ordinary_terms();
+  const std::vector<kernel_tensor> tensors = {{signature, numel, 0, offset}};
+  std::vector<operand_set> contents = test::random_contents(tensors, numel);
+  plant_extreme_gradients(signature, contents[0]);
+  operand_set updated = contents[0];
+  update_by_element(signature, terms, updated);
+  const test::scaling_values scaling_before = test::scaling_of(contents[0]);
+  const test::scaling_values scaling_after = test::scaling_of(updated);
+  // The loops of a chunk leave the scaling to their caller.
+  updated[test::parameter_scaling_operand] = contents[0][test::parameter_scaling_operand];
+  const host_tensors expected(tensors, {updated});
   for (const instruction_set& set : instruction_sets()) {
-    SCOPED_TRACE(set.name);
-    for (const std::uint64_t numel : {1u, 7u, 15u, 17u, 33u, 511u, 512u, 513u, 2048u}) {
-      for (const std::uint64_t offset : {0u, 1u, 3u}) {
-        SCOPED_TRACE(numel);
-        const std::vector<kernel_tensor> tensors = {{GetParam(), numel, 0, offset}};
-        std::vector<operand_set> contents = test::random_contents(tensors, numel);
-        plant_extreme_gradients(GetParam(), contents[0]);
-        const host_tensors placed(tensors, contents);
-        set.loops.update(placed.descriptors[0], 0, numel, terms);
-        update_by_element(GetParam(), terms, contents[0]);
-        const host_tensors expected(tensors, contents);
-        ASSERT_EQ(placed.buffers, expected.buffers);
-      }
+    const host_tensors placed(tensors, contents);
+    const std::uint32_t largest =
+        set.loops.update(placed.descriptors[0], 0, numel, terms, math::rounding_source{});
+    ASSERT_EQ(placed.buffers, expected.buffers)
+        << set.name << " " << name_of(signature) << " x " << numel << " off by " << offset;
+    if (is_fp8(signature.parameter)) {
+      ASSERT_EQ(std::max(scaling_before.amax, math::bits_to_float(largest)), scaling_after.amax)
+          << set.name << " " << name_of(signature) << " x " << numel;
+    }
+  }
+}
+
+TEST_P(HostLoops, EveryInstructionSetUpdatesByTheElementDefinition) {
+  for (const std::uint64_t numel : {1u, 7u, 15u, 17u, 33u, 127u, 129u, 511u, 512u, 513u, 2048u}) {
+    for (const std::uint64_t offset : {0u, 1u, 3u}) {
+      expect_updates_by_definition(GetParam(), numel, offset);
+    }
+  }
+}
+
+TEST(HostLoopsOfEverySignature, EveryInstructionSetUpdatesByTheElementDefinition) {
+  for (const update_signature& signature : test::supported_signatures()) {
+    for (const std::uint64_t numel : {1u, 129u, 700u}) {
+      expect_updates_by_definition(signature, numel, numel % 2);
+    }
+  }
+}
+
+// Random bits must not depend on how the processor vectorizes.
+TEST(HostLoopsOfEverySignature, EveryInstructionSetRoundsStochasticallyAlike) {
+  using enum storage_format;
+  const math::adam_terms terms = ordinary_terms();
+  const math::rounding_source rounding = {true, 0x123456789abcdefu, 77, 5};
+  for (const storage_format gradient : {f32, bf16}) {
+    const update_signature signature = {bf16, gradient, none, f32, e4m3};
+    const std::vector<kernel_tensor> tensors = {{signature, 1999, 0, 1}};
+    const std::vector<operand_set> contents = test::random_contents(tensors, 3);
+    const host_tensors expected(tensors, contents);
+    host::chunk_loops_baseline().update(expected.descriptors[0], 0, 1999, terms, rounding);
+    for (const instruction_set& set : instruction_sets()) {
+      const host_tensors placed(tensors, contents);
+      set.loops.update(placed.descriptors[0], 0, 1999, terms, rounding);
+      EXPECT_EQ(placed.buffers, expected.buffers) << set.name;
     }
   }
 }

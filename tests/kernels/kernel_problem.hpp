@@ -15,7 +15,7 @@ struct kernel_tensor {
   update_signature signature;
   std::uint64_t numel = 0;
   std::uint32_t group = 0;
-  std::uint64_t offset = 0;  ///< elements by which every operand is off a 16-byte boundary
+  std::uint64_t offset = 0;  ///< elements by which all memory is off a 16-byte boundary
 };
 
 /// The contents of every tensor's operands, from one seed.
@@ -43,17 +43,32 @@ struct placed_tensors {
       descriptor.numel = tensors[t].numel;
       descriptor.group = tensors[t].group;
       descriptor.signature = tensors[t].signature;
-      void** const pointers[] = {&descriptor.parameter, &descriptor.gradient, &descriptor.master,
-                                 &descriptor.exp_avg, &descriptor.exp_avg_sq};
+      std::array<std::byte*, operand_count> placed;
       for (std::size_t operand = 0; operand < operand_count; ++operand) {
-        const storage_format format = formats_of(tensors[t].signature)[operand];
-        operand_bytes bytes(tensors[t].offset * element_size(format));
+        const std::size_t skipped = tensors[t].offset * stored_size(tensors[t].signature, operand);
+        operand_bytes bytes(skipped);
         bytes.insert(bytes.end(), contents[t][operand].begin(), contents[t][operand].end());
+        const bool exists = stored_size(tensors[t].signature, operand) != 0;
         buffers.emplace_back(bytes);
-        if (format != storage_format::none) {
-          *pointers[operand] = reinterpret_cast<std::byte*>(buffers.back().data()) +
-                               tensors[t].offset * element_size(format);
-        }
+        placed[operand] =
+            exists ? reinterpret_cast<std::byte*>(buffers.back().data()) + skipped : nullptr;
+      }
+      const auto scales = [&](std::size_t operand) {
+        return reinterpret_cast<std::uint8_t*>(placed[scales_of(operand)]);
+      };
+      descriptor.parameter = placed[parameter_operand];
+      descriptor.gradient = placed[gradient_operand];
+      descriptor.master = placed[master_operand];
+      descriptor.exp_avg = placed[exp_avg_operand];
+      descriptor.exp_avg_sq = placed[exp_avg_sq_operand];
+      descriptor.max_exp_avg_sq = placed[max_exp_avg_sq_operand];
+      descriptor.master_scales = scales(master_operand);
+      descriptor.exp_avg_scales = scales(exp_avg_operand);
+      descriptor.exp_avg_sq_scales = scales(exp_avg_sq_operand);
+      descriptor.max_exp_avg_sq_scales = scales(max_exp_avg_sq_operand);
+      auto* const scaling = reinterpret_cast<float*>(placed[parameter_scaling_operand]);
+      if (is_fp8(descriptor.signature.parameter)) {
+        descriptor.parameter_scaling = {scaling, scaling + 1, scaling + 2};
       }
       descriptor.vectorizable = all_operands_aligned(descriptor) ? 1 : 0;
       append_chunks(chunks, static_cast<std::uint32_t>(descriptors.size()), descriptor.numel);
@@ -63,7 +78,7 @@ struct placed_tensors {
 
   /// A view of host tables, whatever memory the operands are in.
   tensor_table_view host_table() const {
-    return {descriptors.data(), chunks.data(), chunks.size()};
+    return {descriptors.data(), chunks.data(), chunks.size(), nullptr};
   }
 };
 

@@ -43,8 +43,8 @@ TEST(TensorTable, OneMisalignedOperandMakesATensorUnaligned) {
   tensor_descriptor tensor;
   tensor.parameter = tensor.gradient = tensor.exp_avg = tensor.exp_avg_sq = at(0);
   EXPECT_TRUE(all_operands_aligned(tensor));
-  for (void** operand :
-       {&tensor.parameter, &tensor.gradient, &tensor.master, &tensor.exp_avg, &tensor.exp_avg_sq}) {
+  for (void** operand : {&tensor.parameter, &tensor.gradient, &tensor.master, &tensor.exp_avg,
+                         &tensor.exp_avg_sq, &tensor.max_exp_avg_sq}) {
     void* const before = *operand;
     for (const std::size_t offset : {2u, 4u, 8u, 14u}) {
       *operand = at(offset);

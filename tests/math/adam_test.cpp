@@ -34,14 +34,25 @@ math::adam_terms terms_of(const reference_options& options) {
   return math::advance_group(group, step, step_scalars{}, progress);
 }
 
+/// One update of an element; without AMSGrad its largest second moment stays as it is.
+void update(const reference_options& options, float gradient, float& parameter, float& exp_avg,
+            float& exp_avg_sq, float& max_exp_avg_sq) {
+  math::adam_update(terms_of(options), options.amsgrad, gradient, parameter, exp_avg, exp_avg_sq,
+                    max_exp_avg_sq);
+}
+
 void expect_near_reference(const reference_options& options, float gradient, float parameter,
-                           float exp_avg, float exp_avg_sq) {
-  const reference_element before = {parameter, exp_avg, exp_avg_sq};
-  const reference_element expected = test::reference_step(options, gradient, before);
-  const reference_element bound = test::reference_error_bound(options, gradient, before);
-  math::adam_update(terms_of(options), gradient, parameter, exp_avg, exp_avg_sq);
+                           float exp_avg, float exp_avg_sq, float max_exp_avg_sq) {
+  const test::reference_adam reference(options);
+  const reference_element before = {parameter, exp_avg, exp_avg_sq, max_exp_avg_sq};
+  const reference_element expected = reference.step(gradient, before);
+  const reference_element bound = reference.error_bound(gradient, before, expected);
+  update(options, gradient, parameter, exp_avg, exp_avg_sq, max_exp_avg_sq);
   ASSERT_NEAR(exp_avg, expected.exp_avg, bound.exp_avg);
   ASSERT_NEAR(exp_avg_sq, expected.exp_avg_sq, bound.exp_avg_sq);
+  if (options.amsgrad) {
+    ASSERT_NEAR(max_exp_avg_sq, expected.max_exp_avg_sq, bound.max_exp_avg_sq);
+  }
   ASSERT_NEAR(parameter, expected.parameter, bound.parameter);
 }
 
@@ -65,6 +76,9 @@ const adam_case adam_cases[] = {
     {"long_memory", {.beta1 = 0.99, .beta2 = 0.99999, .step = 3}},
     {"zero_learning_rate", {.learning_rate = 0.0, .weight_decay = 0.1}},
     {"large_learning_rate", {.learning_rate = 10.0, .weight_decay = 0.01}},
+    {"amsgrad", {.weight_decay = 0.1, .amsgrad = true, .step = 4}},
+    {"amsgrad_l2_maximize",
+     {.weight_decay = 0.1, .decoupled = false, .maximize = true, .amsgrad = true}},
 };
 
 class AdamUpdate : public ::testing::TestWithParam<adam_case> {};
@@ -74,7 +88,8 @@ TEST_P(AdamUpdate, IsWithinRoundingOfFloat64) {
   test::integer_generator random(11);
   for (int i = 0; i < 20000 && !HasFatalFailure(); ++i) {
     expect_near_reference(options, random.signed_value(-20, 4), random.signed_value(-8, 3),
-                          random.signed_value(-20, 3), random.positive_value(-40, 4));
+                          random.signed_value(-20, 3), random.positive_value(-40, 4),
+                          random.positive_value(-40, 4));
   }
 }
 
@@ -83,7 +98,7 @@ TEST_P(AdamUpdate, IsWithinRoundingOfFloat64FromFreshMoments) {
   test::integer_generator random(12);
   for (int i = 0; i < 20000 && !HasFatalFailure(); ++i) {
     expect_near_reference(options, random.signed_value(-20, 4), random.signed_value(-8, 3), 0.0f,
-                          0.0f);
+                          0.0f, 0.0f);
   }
 }
 
@@ -94,7 +109,8 @@ TEST(AdamUpdateEdges, ZeroGradientAndZeroMomentsLeaveTheParameter) {
   float parameter = 1.5f;
   float exp_avg = 0.0f;
   float exp_avg_sq = 0.0f;
-  math::adam_update(terms_of({}), 0.0f, parameter, exp_avg, exp_avg_sq);
+  float largest = 0.0f;
+  update({}, 0.0f, parameter, exp_avg, exp_avg_sq, largest);
   EXPECT_EQ(parameter, 1.5f);
   EXPECT_EQ(exp_avg, 0.0f);
   EXPECT_EQ(exp_avg_sq, 0.0f);
@@ -104,10 +120,11 @@ TEST(AdamUpdateEdges, HugeGradientSaturatesTheSecondMomentAndLaterStepsStayFinit
   float parameter = 1.0f;
   float exp_avg = 0.0f;
   float exp_avg_sq = 0.0f;
-  math::adam_update(terms_of({}), 1e30f, parameter, exp_avg, exp_avg_sq);
+  float largest = 0.0f;
+  update({}, 1e30f, parameter, exp_avg, exp_avg_sq, largest);
   EXPECT_TRUE(std::isfinite(exp_avg_sq));
   for (std::uint64_t step = 2; step < 50; ++step) {
-    math::adam_update(terms_of({.step = step}), 1.0f, parameter, exp_avg, exp_avg_sq);
+    update({.step = step}, 1.0f, parameter, exp_avg, exp_avg_sq, largest);
     ASSERT_TRUE(std::isfinite(parameter) && std::isfinite(exp_avg) && std::isfinite(exp_avg_sq));
   }
 }
@@ -116,8 +133,8 @@ TEST(AdamUpdateEdges, NaNGradientReachesTheParameter) {
   float parameter = 1.0f;
   float exp_avg = 0.0f;
   float exp_avg_sq = 0.0f;
-  math::adam_update(terms_of({}), std::numeric_limits<float>::quiet_NaN(), parameter, exp_avg,
-                    exp_avg_sq);
+  float largest = 0.0f;
+  update({}, std::numeric_limits<float>::quiet_NaN(), parameter, exp_avg, exp_avg_sq, largest);
   EXPECT_TRUE(std::isnan(parameter));
 }
 
@@ -126,7 +143,8 @@ TEST(AdamUpdateEdges, SecondMomentKeepsTheAccuracyOfOneMinusBeta2) {
   float parameter = 1.0f;
   float exp_avg = 0.0f;
   float exp_avg_sq = 0.0f;
-  math::adam_update(terms_of({}), 1.0f, parameter, exp_avg, exp_avg_sq);
+  float largest = 0.0f;
+  update({}, 1.0f, parameter, exp_avg, exp_avg_sq, largest);
   EXPECT_NEAR(exp_avg_sq / 1e-3, 1.0, 1e-7);
 }
 

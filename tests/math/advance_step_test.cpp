@@ -65,10 +65,11 @@ TEST(AdvanceGroup, A17_SecondMomentOfAConstantGradientCorrectsToItsSquare) {
   float parameter = 1.0f;
   float exp_avg = 0.0f;
   float exp_avg_sq = 0.0f;
+  float largest = 0.0f;
   for (int step = 1; step <= 10; ++step) {
     const math::adam_terms terms =
         math::advance_group(group, step_settings{}, step_scalars{}, progress);
-    math::adam_update(terms, 3.0f, parameter, exp_avg, exp_avg_sq);
+    math::adam_update(terms, false, 3.0f, parameter, exp_avg, exp_avg_sq, largest);
     const double root = math::square_root(exp_avg_sq) * terms.inverse_sqrt_bias2;
     EXPECT_LT(std::abs(root * root / 9.0 - 1.0), 1e-6) << step;
   }

@@ -7,26 +7,37 @@
 #include <limits>
 #include <string>
 
+#include "stepgraph/math/fp8.hpp"
+
 namespace stepgraph {
 namespace {
 
-/// A binary format by its parameters. Decoding and encoding below follow the definition of IEEE 754
-/// in double, which holds every f32 and every code exactly.
+/// A binary format by its parameters. Decoding and encoding below follow the definition in double,
+/// which holds every f32 and every code exactly.
 struct binary_format {
+  const char* name;
   int mantissa_bits;
   int exponent_bits;
+  int largest_code;   ///< finite
+  int infinity_code;  ///< of a stored infinity; past all codes where there is none
+  int overflow_code;  ///< what a value past the largest becomes
+  int nan_code;       ///< what a NaN becomes
 
   int bias() const { return (1 << (exponent_bits - 1)) - 1; }
-  int infinity_code() const { return ((1 << exponent_bits) - 1) << mantissa_bits; }
+  int sign_bit() const { return 1 << (mantissa_bits + exponent_bits); }
+  int code_count() const { return 2 * sign_bit(); }
 };
-constexpr binary_format binary16 = {10, 5};
-constexpr binary_format bfloat16 = {7, 8};
+constexpr binary_format binary16 = {"f16", 10, 5, 0x7bff, 0x7c00, 0x7c00, 0x7fff};
+constexpr binary_format bfloat16 = {"bf16", 7, 8, 0x7f7f, 0x7f80, 0x7f80, 0x7fff};
+// OCP 8-bit floating point specification, table 1; out of range saturates.
+constexpr binary_format e4m3 = {"e4m3", 3, 4, 0x7e, 0x80, 0x7e, 0x7f};
+constexpr binary_format e5m2 = {"e5m2", 2, 5, 0x7b, 0x7c, 0x7b, 0x7f};
 
-double decode_by_definition(const binary_format& format, std::uint16_t code) {
-  const int magnitude = code & 0x7fff;
-  const double sign = (code & 0x8000) != 0 ? -1.0 : 1.0;
-  if (magnitude > format.infinity_code()) return std::numeric_limits<double>::quiet_NaN();
-  if (magnitude == format.infinity_code()) return sign * std::numeric_limits<double>::infinity();
+double decode_by_definition(const binary_format& format, int code) {
+  const int magnitude = code & (format.sign_bit() - 1);
+  const double sign = (code & format.sign_bit()) != 0 ? -1.0 : 1.0;
+  if (magnitude == format.infinity_code) return sign * std::numeric_limits<double>::infinity();
+  if (magnitude > format.largest_code) return std::numeric_limits<double>::quiet_NaN();
   const int mantissa = magnitude & ((1 << format.mantissa_bits) - 1);
   const int exponent = magnitude >> format.mantissa_bits;
   if (exponent == 0) {
@@ -36,11 +47,11 @@ double decode_by_definition(const binary_format& format, std::uint16_t code) {
                            exponent - format.bias() - format.mantissa_bits);
 }
 
-std::uint16_t encode_by_definition(const binary_format& format, float value) {
-  if (std::isnan(value)) return 0x7fff;
-  const int sign = std::signbit(value) ? 0x8000 : 0;
+int encode_by_definition(const binary_format& format, float value) {
+  if (std::isnan(value)) return format.nan_code;
+  const int sign = std::signbit(value) ? format.sign_bit() : 0;
   const double magnitude = std::abs(static_cast<double>(value));
-  int code = format.infinity_code();
+  int code = format.overflow_code;
   if (magnitude == 0.0) {
     code = 0;
   } else if (std::isfinite(magnitude)) {
@@ -49,15 +60,19 @@ std::uint16_t encode_by_definition(const binary_format& format, float value) {
     const int exponent = std::max(std::ilogb(magnitude), 1 - format.bias());
     const double quanta = std::nearbyint(std::ldexp(magnitude, format.mantissa_bits - exponent));
     code = ((exponent + format.bias() - 1) << format.mantissa_bits) + static_cast<int>(quanta);
-    code = std::min(code, format.infinity_code());
+    if (code > format.largest_code) code = format.overflow_code;
   }
-  return static_cast<std::uint16_t>(sign | code);
+  return sign | code;
 }
 
 template <storage_format Format>
 struct format_under_test {
   using traits = math::format_traits<Format>;
-  static constexpr binary_format definition = Format == storage_format::f16 ? binary16 : bfloat16;
+  using storage = typename traits::storage;
+  static constexpr binary_format definition = Format == storage_format::f16    ? binary16
+                                              : Format == storage_format::bf16 ? bfloat16
+                                              : Format == storage_format::e4m3 ? e4m3
+                                                                               : e5m2;
 };
 
 template <class Format>
@@ -66,31 +81,35 @@ class NarrowFormat : public ::testing::Test {};
 struct format_names {
   template <class Format>
   static std::string GetName(int) {
-    return Format::definition.mantissa_bits == 10 ? "f16" : "bf16";
+    return Format::definition.name;
   }
 };
-using narrow_formats = ::testing::Types<format_under_test<storage_format::f16>,
-                                        format_under_test<storage_format::bf16>>;
+using narrow_formats = ::testing::Types<
+    format_under_test<storage_format::f16>, format_under_test<storage_format::bf16>,
+    format_under_test<storage_format::e4m3>, format_under_test<storage_format::e5m2>>;
 TYPED_TEST_SUITE(NarrowFormat, narrow_formats, format_names);
 
 TYPED_TEST(NarrowFormat, EveryCodeDecodesToItsDefinition) {
-  for (int code = 0; code < 65536; ++code) {
-    const float decoded = TypeParam::traits::decode(static_cast<std::uint16_t>(code));
-    const double expected =
-        decode_by_definition(TypeParam::definition, static_cast<std::uint16_t>(code));
+  for (int code = 0; code < TypeParam::definition.code_count(); ++code) {
+    const float decoded = TypeParam::traits::decode(static_cast<typename TypeParam::storage>(code));
+    const double expected = decode_by_definition(TypeParam::definition, code);
     if (std::isnan(expected)) {
       EXPECT_TRUE(std::isnan(decoded)) << std::hex << code;
     } else {
       ASSERT_EQ(static_cast<double>(decoded), expected) << std::hex << code;
-      ASSERT_EQ(std::signbit(decoded), (code & 0x8000) != 0) << std::hex << code;
+      ASSERT_EQ(std::signbit(decoded), (code & TypeParam::definition.sign_bit()) != 0)
+          << std::hex << code;
     }
   }
 }
 
 TYPED_TEST(NarrowFormat, EveryCodeSurvivesDecodingAndEncoding) {
-  for (int code = 0; code < 65536; ++code) {
-    const float decoded = TypeParam::traits::decode(static_cast<std::uint16_t>(code));
-    const int expected = std::isnan(decoded) ? 0x7fff : code;
+  for (int code = 0; code < TypeParam::definition.code_count(); ++code) {
+    const float decoded = TypeParam::traits::decode(static_cast<typename TypeParam::storage>(code));
+    const int sign = code & TypeParam::definition.sign_bit();
+    const int expected = std::isnan(decoded)   ? TypeParam::definition.nan_code
+                         : std::isinf(decoded) ? sign | TypeParam::definition.overflow_code
+                                               : code;
     ASSERT_EQ(TypeParam::traits::encode(decoded), expected) << std::hex << code;
   }
 }
@@ -106,11 +125,9 @@ TYPED_TEST(NarrowFormat, EncodesASweepOfAllFloatsByDefinition) {
 // A rounding rule goes wrong at the numbers half way between two codes and next to them.
 TYPED_TEST(NarrowFormat, EncodesEveryTieAndItsNeighboursByDefinition) {
   double gap_below = 0.0;
-  for (int code = 0; code < TypeParam::definition.infinity_code(); ++code) {
-    const double here =
-        decode_by_definition(TypeParam::definition, static_cast<std::uint16_t>(code));
-    const double next =
-        decode_by_definition(TypeParam::definition, static_cast<std::uint16_t>(code + 1));
+  for (int code = 0; code <= TypeParam::definition.largest_code; ++code) {
+    const double here = decode_by_definition(TypeParam::definition, code);
+    const double next = decode_by_definition(TypeParam::definition, code + 1);
     const double gap = std::isfinite(next) ? next - here : gap_below;
     gap_below = gap;
     const auto tie = static_cast<float>(here + gap / 2.0);
@@ -153,12 +170,25 @@ TEST(Bf16Encode, LargestFloatRoundsToInfinity) {
   EXPECT_EQ(bf16::encode(0x1p-134f), 0x0000);
 }
 
-TEST(NarrowEncode, EveryNaNBecomesTheCanonicalOne) {
+TEST(Fp8Encode, SaturatesWhereOthersOverflow) {
+  using e4m3_traits = math::format_traits<storage_format::e4m3>;
+  using e5m2_traits = math::format_traits<storage_format::e5m2>;
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const float huge : {449.0f, 464.0f, 1e10f, std::numeric_limits<float>::max(), infinity}) {
+    EXPECT_EQ(e4m3_traits::decode(e4m3_traits::encode(huge)), 448.0f) << huge;
+    EXPECT_EQ(e4m3_traits::decode(e4m3_traits::encode(-huge)), -448.0f) << huge;
+  }
+  for (const float huge : {57345.0f, 65536.0f, 1e10f, infinity}) {
+    EXPECT_EQ(e5m2_traits::decode(e5m2_traits::encode(huge)), 57344.0f) << huge;
+    EXPECT_EQ(e5m2_traits::decode(e5m2_traits::encode(-huge)), -57344.0f) << huge;
+  }
+}
+
+TYPED_TEST(NarrowFormat, EveryNaNBecomesTheCanonicalOne) {
   for (const std::uint32_t bits :
        {0x7f800001u, 0x7fc00000u, 0x7fffffffu, 0xff800001u, 0xffffffffu}) {
-    const float nan = math::bits_to_float(bits);
-    EXPECT_EQ(math::format_traits<storage_format::f16>::encode(nan), 0x7fff) << std::hex << bits;
-    EXPECT_EQ(math::format_traits<storage_format::bf16>::encode(nan), 0x7fff) << std::hex << bits;
+    EXPECT_EQ(TypeParam::traits::encode(math::bits_to_float(bits)), TypeParam::definition.nan_code)
+        << std::hex << bits;
   }
 }
 

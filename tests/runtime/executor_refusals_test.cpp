@@ -74,6 +74,9 @@ std::vector<setter_refusal> setter_refusals() {
       {"rebind_of_a_master_that_does_not_exist",
        {"weight", "master"},
        [](auto& e) { e.rebind(0, operand_kind::master, &e); }},
+      {"rebind_of_a_maximum_that_does_not_exist",
+       {"weight", "max_exp_avg_sq"},
+       [](auto& e) { e.rebind(0, operand_kind::max_exp_avg_sq, &e); }},
   };
 }
 
@@ -154,6 +157,7 @@ TEST(Names, OperandsHaveTheNamesOfTheField) {
   EXPECT_STREQ(name_of(operand_kind::master), "master");
   EXPECT_STREQ(name_of(operand_kind::exp_avg), "exp_avg");
   EXPECT_STREQ(name_of(operand_kind::exp_avg_sq), "exp_avg_sq");
+  EXPECT_STREQ(name_of(operand_kind::max_exp_avg_sq), "max_exp_avg_sq");
 }
 
 TEST(Names, DevicesAreWrittenAsTheFrameworksDo) {

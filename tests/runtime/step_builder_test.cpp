@@ -100,10 +100,70 @@ std::vector<tensor_refusal> tensor_refusals() {
        [](tensor_operands& t, host_tensor&) { t.parameter.format = storage_format::none; }},
       {{"gradient_of_no_format", {"bent", "gradient", "format"}},
        [](tensor_operands& t, host_tensor&) { t.gradient->format = storage_format::none; }},
-      {{"master_in_16_bits", {"bent", "f32/f32/bf16/f32/f32", "master"}},
+      {{"master_in_bf16", {"bent", "master", "bf16", "remainder"}},
        [](tensor_operands& t, host_tensor& memory) {
          t.master = memory.view(memory.master);
          t.master->format = storage_format::bf16;
+       }},
+      {{"remainder_of_an_f32_parameter", {"bent", "parameter", "f32", "bf16", "remainder"}},
+       [](tensor_operands& t, host_tensor& memory) {
+         t.master = memory.view(memory.master);
+         t.master->format = storage_format::remainder;
+       }},
+      {{"fp8_gradient", {"bent", "gradient", "e4m3", "bf16"}},
+       [](tensor_operands& t, host_tensor&) { t.gradient->format = storage_format::e4m3; }},
+      {{"e5m2_moment", {"bent", "exp_avg", "e5m2", "e4m3"}},
+       [](tensor_operands& t, host_tensor&) { t.exp_avg.format = storage_format::e5m2; }},
+      {{"remainder_as_moment", {"bent", "exp_avg_sq", "remainder"}},
+       [](tensor_operands& t, host_tensor&) { t.exp_avg_sq.format = storage_format::remainder; }},
+      {{"maximum_of_another_format", {"bent", "max_exp_avg_sq", "bf16", "format of exp_avg_sq"}},
+       [](tensor_operands& t, host_tensor& memory) {
+         t.max_exp_avg_sq = memory.view(memory.master);
+         t.max_exp_avg_sq->format = storage_format::bf16;
+       }},
+      {{"maximum_of_another_size", {"bent", "max_exp_avg_sq", "9", "8"}},
+       [](tensor_operands& t, host_tensor& memory) {
+         t.max_exp_avg_sq = memory.view(memory.master);
+         t.max_exp_avg_sq->numel = 9;
+       }},
+      {{"f16_moment_without_scales", {"bent", "exp_avg", "f16", "scales", "1 scale"}},
+       [](tensor_operands& t, host_tensor&) { t.exp_avg.format = storage_format::f16; }},
+      {{"e4m3_moment_without_scales", {"bent", "exp_avg_sq", "e4m3", "scales", "1 scale"}},
+       [](tensor_operands& t, host_tensor&) { t.exp_avg_sq.format = storage_format::e4m3; }},
+      {{"f16_master_without_scales", {"bent", "master", "f16", "scales", "1 scale"}},
+       [](tensor_operands& t, host_tensor& memory) {
+         t.master = memory.view(memory.master);
+         t.master->format = storage_format::f16;
+       }},
+      {{"maximum_without_scales", {"bent", "max_exp_avg_sq", "f16", "scales", "1 scale"}},
+       [](tensor_operands& t, host_tensor& memory) {
+         t.exp_avg_sq.format = storage_format::f16;
+         t.exp_avg_sq.scales = memory.scales.data();
+         t.max_exp_avg_sq = memory.view(memory.master);
+         t.max_exp_avg_sq->format = storage_format::f16;
+       }},
+      {{"e4m3_parameter_without_scaling", {"bent", "parameter", "e4m3", "scale_inv"}},
+       [](tensor_operands& t, host_tensor&) { t.parameter.format = storage_format::e4m3; }},
+      {{"e5m2_parameter_without_scaling", {"bent", "parameter", "e5m2", "amax"}},
+       [](tensor_operands& t, host_tensor&) { t.parameter.format = storage_format::e5m2; }},
+      {{"scaling_without_amax", {"bent", "amax", "null"}},
+       [](tensor_operands& t, host_tensor& memory) {
+         t.parameter.format = storage_format::e4m3;
+         t.parameter_scaling = memory.scaling();
+         t.parameter_scaling->amax = nullptr;
+       }},
+      {{"scaling_without_scale_inv", {"bent", "scale_inv", "null"}},
+       [](tensor_operands& t, host_tensor& memory) {
+         t.parameter.format = storage_format::e5m2;
+         t.parameter_scaling = memory.scaling();
+         t.parameter_scaling->scale_inv = nullptr;
+       }},
+      {{"misaligned_scale", {"bent", "scale", "4 bytes"}},
+       [](tensor_operands& t, host_tensor& memory) {
+         t.parameter.format = storage_format::e4m3;
+         t.parameter_scaling = memory.scaling();
+         t.parameter_scaling->scale =
+             static_cast<const float*>(moved_by(memory.scale_numbers.data(), 2));
        }},
       {{"more_elements_than_memory", {"bent", "18446744073709551615"}},
        [](tensor_operands& t, host_tensor&) {
@@ -249,6 +309,28 @@ TEST(StepBuilderOverlap, TensorsThatShareOneByteAreRefused) {
   expect_error<usage_error>([&] { builder.build(); }, {"first", "second", "gradient"});
 }
 
+TEST(StepBuilderOverlap, ScalesThatShareMemoryAreRefused) {
+  host_tensor memory;
+  tensor_operands operands = memory.operands("bent");
+  for (tensor_view* view : {&operands.exp_avg, &operands.exp_avg_sq}) {
+    view->format = storage_format::e4m3;
+    view->scales = memory.scales.data();
+  }
+  step_builder builder;
+  builder.add_tensor(builder.add_group({}), operands);
+  expect_error<usage_error>([&] { builder.build(); }, {"bent", "exp_avg", "exp_avg_sq", "memory"});
+}
+
+TEST(StepBuilderOverlap, ScalesInsideAnotherOperandAreRefused) {
+  host_tensor memory;
+  tensor_operands operands = memory.operands("bent");
+  operands.exp_avg_sq.format = storage_format::f16;
+  operands.exp_avg_sq.scales = static_cast<std::uint8_t*>(moved_by(operands.parameter.data, 3));
+  step_builder builder;
+  builder.add_tensor(builder.add_group({}), operands);
+  expect_error<usage_error>([&] { builder.build(); }, {"bent", "parameter", "exp_avg_sq"});
+}
+
 TEST(StepBuilderOverlap, NeighboursAreAccepted) {
   std::vector<float> arena(4 * 16, 0.0f);
   const auto part = [&](std::size_t index) { return tensor_view{arena.data() + 16 * index, 16}; };
@@ -267,6 +349,19 @@ TEST(StepBuilder, EmptyTensorNeedsNoMemory) {
   builder.add_tensor(builder.add_group({}), {.name = "empty",
                                              .parameter = nothing,
                                              .gradient = nothing,
+                                             .exp_avg = nothing,
+                                             .exp_avg_sq = nothing});
+  host_executor executor(builder.build());
+  executor.launch();
+  EXPECT_EQ(executor.status().step, 1u);
+}
+
+TEST(StepBuilder, EmptyTensorNeedsNoScales) {
+  step_builder builder;
+  const tensor_view nothing = {nullptr, 0, storage_format::e4m3};
+  builder.add_tensor(builder.add_group({}), {.name = "empty",
+                                             .parameter = nothing,
+                                             .gradient = tensor_view{nullptr, 0},
                                              .exp_avg = nothing,
                                              .exp_avg_sq = nothing});
   host_executor executor(builder.build());
@@ -298,6 +393,10 @@ TEST(StepBuilder, InspectionNeedsNoMemoryButChecksShapes) {
   operands.name = "bent";
   operands.exp_avg.numel = 99;
   expect_error<usage_error>([&] { builder.add_tensor(0, operands); }, {"bent", "exp_avg", "99"});
+  // Formats need their scales only where there is memory.
+  operands.exp_avg = {nullptr, 100, storage_format::e4m3};
+  operands.parameter.format = storage_format::e5m2;
+  builder.add_tensor(0, operands);
   const step_plan plan = builder.build();
   EXPECT_TRUE(plan.shapes_only);
   EXPECT_EQ(plan.nodes.back().chunks, 1u);

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+
 #include "stepgraph/kernels/launch_shape.hpp"
 #include "stepgraph/step_builder.hpp"
 
@@ -36,6 +38,9 @@ step_plan plan_of(const std::vector<shape>& shapes, const step_options& options 
                                 .exp_avg = {nullptr, numel, signature.exp_avg},
                                 .exp_avg_sq = {nullptr, numel, signature.exp_avg_sq}};
     if (signature.master != none) operands.master = tensor_view{nullptr, numel, signature.master};
+    if (signature.max_exp_avg_sq != none) {
+      operands.max_exp_avg_sq = tensor_view{nullptr, numel, signature.max_exp_avg_sq};
+    }
     builder.add_tensor(group, operands);
   }
   return builder.build();
@@ -89,12 +94,26 @@ TEST(StepPlan, BytesCountEveryOperandOnce) {
   EXPECT_EQ(with_master.bytes_written(), 1000u * (2 + 12));
 }
 
-TEST(StepPlan, UpdateHasABlockAChunk) {
+TEST(StepPlan, BytesCountBlockScalesAndTheReadHalfOfAMaster) {
+  using enum storage_format;
+  // One scale byte for every 128 elements, the last block not full.
+  const step_plan scaled = plan_of({{1000, {bf16, bf16, remainder, e4m3, f16, f16}}});
+  EXPECT_EQ(scaled.bytes_read(), 1000u * (2 + 2 + 2 + 1 + 2 + 2) + 3 * 8);
+  EXPECT_EQ(scaled.bytes_written(), 1000u * (2 + 2 + 1 + 2 + 2) + 3 * 8);
+}
+
+TEST(StepPlan, AmsgradIsASignatureOfItsOwn) {
+  const step_plan plan = plan_of({{10, plain}, {10, {f32, f32, none, f32, f32, f32}}});
+  ASSERT_EQ(plan.nodes.size(), 3u);
+  EXPECT_EQ(plan.nodes[2].name, "update/f32/f32/none/f32/f32/amsgrad");
+}
+
+TEST(StepPlan, UpdateHasTheBlocksOfItsChunks) {
   const step_plan plan =
       plan_of({{1, plain}, {0, plain}, {2048, plain}, {2049, plain}}, {.skip_non_finite = true});
   ASSERT_EQ(plan.nodes.size(), 2u);
   EXPECT_EQ(plan.nodes[1].chunks, 4u);
-  EXPECT_EQ(plan.nodes[1].blocks, 4u);
+  EXPECT_EQ(plan.nodes[1].blocks, 4u * update_blocks_per_chunk);
   EXPECT_EQ(plan.nodes[1].threads, update_threads);
   EXPECT_THAT(plan.nodes[1].tensors, ElementsAre(0, 2, 3));
   EXPECT_EQ(plan.nodes[0].blocks, statistics_blocks(4));
@@ -128,7 +147,8 @@ TEST(StepPlan, DotNamesEveryNodeWithItsLaunchAndEveryEdge) {
   EXPECT_THAT(dot, HasSubstr("grad_stats"));
   EXPECT_THAT(dot, HasSubstr("update/f32/f32/none/f32/f32"));
   EXPECT_THAT(dot, HasSubstr("update/bf16/bf16/f32/f32/f32"));
-  EXPECT_THAT(dot, HasSubstr("3 blocks x 256 threads"));
+  EXPECT_THAT(dot, HasSubstr(std::to_string(3 * update_blocks_per_chunk) + " blocks x " +
+                             std::to_string(update_threads) + " threads"));
   EXPECT_THAT(dot, HasSubstr("read 80000 B"));
   EXPECT_THAT(dot, HasSubstr("write 60000 B"));
   EXPECT_THAT(dot, HasSubstr("n0 -> n1"));
