@@ -112,7 +112,7 @@ void executor::set_max_grad_norm(double value) {
   pending_->set(whole_step, setting_field::max_grad_norm, value);
 }
 
-void executor::rebind(tensor_id tensor, operand_kind operand, void* data) {
+void executor::rebind(tensor_id tensor, operand_kind operand, void* data, std::uint8_t* scales) {
   if (tensor >= plan_->tensors.size()) {
     throw usage_error(fmt::format("tensor {} does not exist, the plan has {} tensors", tensor,
                                   plan_->tensors.size()));
@@ -128,8 +128,17 @@ void executor::rebind(tensor_id tensor, operand_kind operand, void* data) {
   }
   const std::uint64_t numel = planned.operands.parameter.numel;
   detail::check_address(name, name_of(operand), data, numel, format);
+  const bool is_state = operand != operand_kind::parameter && operand != operand_kind::gradient;
+  const bool has_scales = is_state && is_block_scaled(format) && numel != 0;
+  if (has_scales != (scales != nullptr)) {
+    throw usage_error(fmt::format(
+        "tensor '{}': {} is {} and was re-bound with{} scales, expected "
+        "it with{}",
+        name, name_of(operand), name_of(format), scales ? "" : "out", has_scales ? "" : "out"));
+  }
   if (numel != 0) check_memory(data, name, operand);
-  pending_->change_tables([&] { tables_->rebind(tensor, operand, data); });
+  if (has_scales) check_memory(scales, name, operand);
+  pending_->change_tables([&] { tables_->rebind(tensor, operand, data, scales); });
 }
 
 }  // namespace stepgraph

@@ -113,6 +113,15 @@ void check_overlaps(const std::vector<plan_tensor>& tensors) {
       }
     }
   }
+  for (const plan_tensor& tensor : tensors) {
+    if (!tensor.operands.parameter_scaling || tensor.operands.parameter.numel == 0) continue;
+    const auto add = [&](const float* scalar, const char* name) {
+      const auto begin = reinterpret_cast<std::uintptr_t>(scalar);
+      ranges.push_back({begin, begin + sizeof(float), &tensor.operands.name, name});
+    };
+    add(tensor.operands.parameter_scaling->amax, "amax");
+    add(tensor.operands.parameter_scaling->scale_inv, "scale_inv");
+  }
   std::sort(ranges.begin(), ranges.end(),
             [](const range& a, const range& b) { return a.begin < b.begin; });
   for (std::size_t i = 1; i < ranges.size(); ++i) {

@@ -41,7 +41,7 @@ step_tables::step_tables(const step_plan& plan) {
   }
 }
 
-void step_tables::rebind(tensor_id tensor, operand_kind operand, void* data) {
+void step_tables::rebind(tensor_id tensor, operand_kind operand, void* data, std::uint8_t* scales) {
   tensor_descriptor& descriptor = tensors[tensor];
   switch (operand) {
     case operand_kind::parameter:
@@ -52,15 +52,19 @@ void step_tables::rebind(tensor_id tensor, operand_kind operand, void* data) {
       break;
     case operand_kind::master:
       descriptor.master = data;
+      descriptor.master_scales = scales;
       break;
     case operand_kind::exp_avg:
       descriptor.exp_avg = data;
+      descriptor.exp_avg_scales = scales;
       break;
     case operand_kind::exp_avg_sq:
       descriptor.exp_avg_sq = data;
+      descriptor.exp_avg_sq_scales = scales;
       break;
     case operand_kind::max_exp_avg_sq:
       descriptor.max_exp_avg_sq = data;
+      descriptor.max_exp_avg_sq_scales = scales;
       break;
   }
   descriptor.vectorizable = all_operands_aligned(descriptor);

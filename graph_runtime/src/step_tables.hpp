@@ -20,8 +20,8 @@ struct step_tables {
 
   explicit step_tables(const step_plan& plan);
 
-  /// Points an operand elsewhere.
-  void rebind(tensor_id tensor, operand_kind operand, void* data);
+  /// Points an operand, and its scales if it has them, elsewhere.
+  void rebind(tensor_id tensor, operand_kind operand, void* data, std::uint8_t* scales);
 
   /// The tables as seen by one node, at the addresses given.
   tensor_table_view view_of_node(std::size_t node, const tensor_descriptor* tensors_at,

@@ -86,7 +86,11 @@ __device__ __forceinline__ void store_stored(void* base, vector_access at,
   if constexpr (words == 1) {
     *in_global_memory(reinterpret_cast<unsigned int*>(target)) = bits.word[0];
   } else if constexpr (words == 2) {
-    *in_global_memory(reinterpret_cast<uint2*>(target)) = make_uint2(bits.word[0], bits.word[1]);
+    // Spelled out, because the compiler takes the assignment of a uint2 apart.
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};"
+                 :
+                 : "l"(target), "r"(bits.word[0]), "r"(bits.word[1])
+                 : "memory");
   } else {
     static_assert(words % 4 == 0);
 #pragma unroll

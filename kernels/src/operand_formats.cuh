@@ -124,12 +124,13 @@ struct block_scaled_operand {
 template <storage_format Format>
 struct tensor_scaled_operand {
   void* data;
-  fp8_scaling scaling;
+  const float* scale_inv;
+  float scale;  ///< read before the block stores anything
 
   template <int Width, class Access>
   __device__ __forceinline__ stored_bits<Width> fetch(Access at) const {
     stored_bits<Width> bits = load_stored<bits_of<Format>, Width>(data, at);
-    bits.scale = __float_as_uint(*in_global_memory(scaling.scale_inv));
+    bits.scale = __float_as_uint(*in_global_memory(scale_inv));
     return bits;
   }
   template <int Width>
@@ -138,8 +139,7 @@ struct tensor_scaled_operand {
   }
   template <int Width, class Access>
   __device__ __forceinline__ void store(Access at, const float_pack<Width>& pack) const {
-    store_stored<bits_of<Format>>(
-        data, at, encode_pack<Format>(scaled(pack, *in_global_memory(scaling.scale))));
+    store_stored<bits_of<Format>>(data, at, encode_pack<Format>(scaled(pack, scale)));
   }
 };
 
@@ -249,9 +249,10 @@ __device__ __forceinline__ auto state_of(void* data, std::uint8_t* scales) {
 }
 
 template <storage_format Format>
-__device__ __forceinline__ auto parameter_of(const tensor_descriptor& tensor) {
+__device__ __forceinline__ auto parameter_of(const tensor_descriptor& tensor, float scale) {
   if constexpr (is_fp8(Format)) {
-    return tensor_scaled_operand<Format>{tensor.parameter, tensor.parameter_scaling};
+    return tensor_scaled_operand<Format>{tensor.parameter, tensor.parameter_scaling.scale_inv,
+                                         scale};
   } else {
     return plain_operand<Format>{tensor.parameter};
   }

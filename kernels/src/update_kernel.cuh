@@ -5,7 +5,7 @@
 #include "stepgraph/math/adam.hpp"
 #include "update_operands.cuh"
 
-/// The update: one block a chunk, one body for every signature.
+/// The update: a few blocks a chunk, one body for every signature.
 namespace stepgraph::cuda {
 
 /// What a block needs to know of the step, beside its operands.
@@ -162,9 +162,9 @@ __device__ __forceinline__ void publish_fp8_scaling(const Operands& operands, st
   if (replaces) *scaling.scale_inv = 1.0f / *scaling.scale;
 }
 
-/// One block a chunk: loads its chunk and tensor descriptors once, its group's terms once, and
-/// touches every element once. Whole chunks of aligned tensors move 16 bytes an access, the rest
-/// moves an element an access.
+/// One block a run of a chunk: loads its chunk and tensor descriptors once, its group's terms once,
+/// and touches every element once. Whole chunks of aligned tensors move 16 bytes an access, the
+/// rest moves an element an access.
 template <class Formats, class Terms>
 __global__ void __launch_bounds__(update_threads)
     update_kernel(tensor_table_view table, Terms source, update_options options) {

@@ -49,6 +49,7 @@ struct update_operands {
   ExpAvg exp_avg;
   ExpAvgSq exp_avg_sq;
   MaxExpAvgSq max_exp_avg_sq;
+  float parameter_scale;  ///< of an FP8 parameter
 
   __device__ explicit update_operands(const tensor_descriptor& descriptor)
       : tensor(descriptor),
@@ -57,7 +58,9 @@ struct update_operands {
         master(descriptor.signature.master),
         exp_avg(descriptor.signature.exp_avg),
         exp_avg_sq(descriptor.signature.exp_avg_sq),
-        max_exp_avg_sq(descriptor.signature.max_exp_avg_sq) {}
+        max_exp_avg_sq(descriptor.signature.max_exp_avg_sq),
+        parameter_scale(has_fp8_parameter() ? *in_global_memory(descriptor.parameter_scaling.scale)
+                                            : 1.0f) {}
 
   __device__ bool has_master() const { return master.value() != storage_format::none; }
   __device__ bool has_maximum() const { return max_exp_avg_sq.value() != storage_format::none; }
@@ -124,7 +127,7 @@ struct update_operands {
   __device__ __forceinline__ void visit_parameter(Body&& body) const {
     using enum storage_format;
     parameter.template visit<f32, f16, bf16, e4m3, e5m2>(
-        [&](auto format) { body(parameter_of<format.value>(tensor)); });
+        [&](auto format) { body(parameter_of<format.value>(tensor, parameter_scale)); });
   }
   template <class Body>
   __device__ __forceinline__ void visit_gradient(Body&& body) const {

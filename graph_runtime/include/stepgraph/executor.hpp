@@ -80,8 +80,9 @@ class executor {
 
   /// Points one operand of one tensor at other memory of the same element count, format and device,
   /// from the next launch on. The old memory must stay valid until the launches already made have
-  /// finished. Refuses null and misaligned memory and memory of another device, naming the tensor.
-  void rebind(tensor_id tensor, operand_kind operand, void* data);
+  /// finished. A block-scaled operand moves together with its scales, for others `scales` is null.
+  /// Refuses null and misaligned memory and memory of another device, naming the tensor.
+  void rebind(tensor_id tensor, operand_kind operand, void* data, std::uint8_t* scales = nullptr);
 
   /// Reads where the step stands, after all launches made so far; waits for them. Values set since
   /// the last launch are not visible yet.
