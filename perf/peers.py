@@ -344,8 +344,9 @@ def measure(options, numels):
     """Rows of results, in the order of `implementations`."""
     rows = []
     running = []
-    # f32: relative to the largest parameter, 1. bf16: a few roundings to 8 bits.
-    tolerance = 5e-6 if options.dtype == "f32" else 3e-2
+    # f32: relative to the largest parameter, 1; clipping by PyTorch alone costs 8e-6. bf16: a few
+    # roundings to 8 bits.
+    tolerance = 2e-5 if options.dtype == "f32" else 3e-2
     tensors = Tensors(numels, DTYPES[options.dtype], options.device)
     for implementation in implementations(options):
         row = {"implementation": implementation.name, "moments": implementation.moments}

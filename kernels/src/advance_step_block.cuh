@@ -32,16 +32,49 @@ __device__ __forceinline__ void apply_settings_in_block(const step_block_view& b
 }
 
 /// Advances the step: scalars by thread 0, groups by all threads.
+///
+/// The update waits for this block, so its memory is read in one round trip: thread 0 takes the
+/// scalars, every thread the group it starts with, before anything is decided.
 __device__ __forceinline__ void advance_step_in_block(const step_block_view& block,
                                                       const settings_batch& settings,
                                                       const gradient_statistics& statistics) {
-  apply_settings_in_block(block, settings);
-  if (threadIdx.x == 0) math::advance_scalars(*block.step, statistics, *block.scalars);
+  __shared__ __align__(16) unsigned char scalars_memory[sizeof(step_scalars)];
+  __shared__ __align__(16) unsigned char step_memory[sizeof(step_settings)];
+  auto& scalars = reinterpret_cast<step_scalars&>(scalars_memory);
+  auto& step = reinterpret_cast<step_settings&>(step_memory);
+  std::uint32_t group = threadIdx.x;
+  group_settings mine;
+  group_progress progress;
+  const auto read = [&] {
+    if (threadIdx.x == 0) {
+      scalars = *block.scalars;
+      step = *block.step;
+    }
+    if (group < block.group_count) {
+      mine = block.groups[group];
+      progress = block.progress[group];
+    }
+    __syncthreads();
+  };
+  read();
+  if (settings.serial != 0 && settings.serial != scalars.settings_serial) {
+    apply_settings_in_block(block, settings);
+    read();
+  }
+  if (threadIdx.x == 0) {
+    math::advance_scalars(step, statistics, scalars);
+    *block.scalars = scalars;
+  }
   __syncthreads();
-  if (block.scalars->skip) return;
-  for (std::uint32_t group = threadIdx.x; group < block.group_count; group += blockDim.x) {
-    block.terms[group] = math::advance_group(block.groups[group], *block.step, *block.scalars,
-                                             block.progress[group]);
+  if (scalars.skip) return;
+  while (group < block.group_count) {
+    block.terms[group] = math::advance_group(mine, step, scalars, progress);
+    block.progress[group] = progress;
+    group += blockDim.x;
+    if (group < block.group_count) {
+      mine = block.groups[group];
+      progress = block.progress[group];
+    }
   }
 }
 

@@ -74,7 +74,7 @@ TEST(Inspect, LaunchSizesFollowFromTheChunks) {
   const json plan = inspect_json({"--clip", "1"});
   EXPECT_EQ(plan["nodes"][0]["blocks"], statistics_blocks(chunks));
   EXPECT_EQ(plan["nodes"][1]["chunks"], chunks);
-  EXPECT_EQ(plan["nodes"][1]["blocks"], chunks);
+  EXPECT_EQ(plan["nodes"][1]["blocks"], chunks * update_blocks_per_chunk);
   EXPECT_EQ(plan["nodes"][1]["threads"], update_threads);
 }
 

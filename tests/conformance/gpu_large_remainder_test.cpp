@@ -33,9 +33,6 @@ TEST_P(GpuLargeRemainderUpdate, StepThatChangesNothingKeepsEveryFiniteMaster) {
   const device_buffer<std::uint16_t> master(count);
   const device_buffer<std::uint16_t> exp_avg(count);
   const device_buffer<std::uint16_t> exp_avg_sq(count);
-  for (const auto* buffer : {&exp_avg, &exp_avg_sq}) {
-    check(cudaMemset(buffer->data(), 0, count * sizeof(std::uint16_t)));
-  }
   const std::uint32_t one = GetParam().gradient == bf16 ? 0x3f80u : 0x3c00u;
   check(fill(gradient.data(), sizeof(std::uint16_t), count, {one, one, one, one}));
 
@@ -55,6 +52,10 @@ TEST_P(GpuLargeRemainderUpdate, StepThatChangesNothingKeepsEveryFiniteMaster) {
   graph_executor executor(builder.build(), stream.get());
   const device_buffer<unsigned long long> changed(std::vector<unsigned long long>{0});
   for (std::uint32_t part = 0; part < 16; ++part) {
+    // The patterns that are no numbers leave NaN in the moments of their elements.
+    for (const auto* buffer : {&exp_avg, &exp_avg_sq}) {
+      check(cudaMemset(buffer->data(), 0, count * sizeof(std::uint16_t)));
+    }
     check(fill_masters(parameter.data(), master.data(), part * count, count));
     check(cudaDeviceSynchronize());
     executor.launch(stream.get());
