@@ -29,12 +29,16 @@ class Results:
 
     def __init__(self, directory):
         self.directory = directory
-        self.benchmarks = []
         self.contexts = {}
-        for path in sorted(directory.glob("*.json")):
-            loaded = json.loads(path.read_text())
-            self.contexts[path.stem] = loaded["context"]
-            self.benchmarks += [b for b in loaded["benchmarks"] if b.get("run_type") != "aggregate"]
+        files = {path.stem: json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))}
+        # A benchmark that was measured again later replaces the earlier figure, in its place.
+        by_name = {}
+        for stem, loaded in sorted(files.items(), key=lambda item: item[1]["context"]["date"]):
+            self.contexts[stem] = loaded["context"]
+            for benchmark in loaded["benchmarks"]:
+                if benchmark.get("run_type") != "aggregate":
+                    by_name[benchmark["name"]] = benchmark
+        self.benchmarks = list(by_name.values())
 
     def of(self, program):
         """(parts of the name after the program's, benchmark) of each result that is not an error."""
