@@ -122,7 +122,7 @@ def adam_section(results):
         "tensors",
         "bytes an element",
         "GB/s",
-        "of the memory's limit",
+        "of the fastest copy",
         "captured / regular",
     )
     return table(headings, rows)
@@ -253,7 +253,7 @@ def replace_between_markers(text, content):
 
 
 def draw(results, path):
-    """Achieved bandwidth as bars, the memory's limit of the same run as a line across each."""
+    """Achieved bandwidth as bars, the fastest copy of the same run as a line across each."""
     bars = []  # label, achieved, limit or None, is ours
     for (parameter, gradient, master, exp_avg, exp_avg_sq, *options, size), b in results.of("adam"):
         if elements_of(size) < LONG_ENOUGH_FOR_BANDWIDTH:
@@ -281,12 +281,12 @@ def draw(results, path):
         axis.text(achieved - 30, position, f"{achieved:,.0f}", va="center", ha="right", color="white", fontsize=8)
         if limit:
             axis.plot([limit, limit], [position - 0.45, position + 0.45], color="#c0392b", linewidth=2)
-    axis.plot([], [], color="#c0392b", linewidth=2, label="the memory's limit for the same traffic")
+    axis.plot([], [], color="#c0392b", linewidth=2, label="the fastest of ten copies of the same bytes")
     axis.set_yticks(range(len(bars)), [label for label, *_ in bars], fontsize=8)
     axis.invert_yaxis()
     axis.set_xlim(0)
     axis.set_xlabel("GB/s of the bytes that an AdamW step must move")
-    axis.set_title(f"parameter/gradient/master/moments, {results.provenance()}", fontsize=9)
+    axis.set_title(f"parameter/gradient/master/moments\n{results.provenance()}", fontsize=9)
     axis.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, -0.2), fontsize=8)
     axis.spines[["top", "right"]].set_visible(False)
     # Without a date or version in the file, equal results give an equal picture.
