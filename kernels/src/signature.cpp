@@ -81,8 +81,8 @@ std::size_t bytes_written_per_element(const update_signature& signature) {
 
 std::size_t block_scaled_operands(const update_signature& signature) {
   std::size_t count = 0;
-  for (const storage_format format : {signature.master, signature.exp_avg, signature.exp_avg_sq,
-                                      signature.max_exp_avg_sq}) {
+  for (const storage_format format :
+       {signature.master, signature.exp_avg, signature.exp_avg_sq, signature.max_exp_avg_sq}) {
     if (is_block_scaled(format)) ++count;
   }
   return count;

@@ -4,8 +4,8 @@ namespace stepgraph {
 
 bool all_operands_aligned(const tensor_descriptor& tensor) {
   std::uintptr_t bits = 0;
-  for (const void* operand :
-       {tensor.parameter, tensor.gradient, tensor.master, tensor.exp_avg, tensor.exp_avg_sq, tensor.max_exp_avg_sq}) {
+  for (const void* operand : {tensor.parameter, tensor.gradient, tensor.master, tensor.exp_avg,
+                              tensor.exp_avg_sq, tensor.max_exp_avg_sq}) {
     bits |= reinterpret_cast<std::uintptr_t>(operand);
   }
   return bits % 16 == 0;
