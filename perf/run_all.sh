@@ -4,7 +4,7 @@
 #   perf/run_all.sh BIN OUTDIR [part]...
 #
 # BIN: the build's perf directory, built here or carried here. OUTDIR: receives one JSON file a part.
-# Parts: adam replay update instantiate host peers; all of them if none is named (about three minutes
+# Parts: adam replay update instantiate host peers; all of them if none is named (a few minutes
 # on an H200). PYTHON: the interpreter that has torch (default python3). Runs all parts even when one
 # failed; the exit status is then 1.
 set -uo pipefail

@@ -41,6 +41,19 @@ class ConformanceWith : public ::testing::TestWithParam<std::tuple<executor_kind
   }
 };
 
+/// Runs the problem on an executor and on the host executor, which is the oracle: same numbers,
+/// same order, same bits.
+inline void expect_bits_of_host(executor_kind kind, const test_problem& problem, int steps) {
+  const auto found = make_adapter(kind, problem);
+  const auto expected = make_adapter(executor_kind::host, problem);
+  found->run_with_fresh_gradients(steps);
+  expected->run_with_fresh_gradients(steps);
+  expect_same_bits(problem, found->read_all(), expected->read_all());
+  EXPECT_EQ(found->get().status().grad_norm, expected->get().status().grad_norm);
+  EXPECT_EQ(found->get().status().clip_coefficient, expected->get().status().clip_coefficient);
+  found->expect_guards_intact();
+}
+
 struct test_names {
   std::string operator()(const ::testing::TestParamInfo<executor_kind>& tested) const {
     return name_of(tested.param);

@@ -58,21 +58,12 @@ TEST_P(EverySignature, SkippedStepLeavesEveryByteButTheGradientsToZero) {
 }
 
 #if defined(STEPGRAPH_HAS_CUDA)
-/// The host executor is the oracle: same numbers, same order, same bits.
 class EverySignatureOnGpu : public Conformance {};
 
 STEPGRAPH_INSTANTIATE_FOR_GPU(EverySignatureOnGpu, one_executor);
 
 TEST_P(EverySignatureOnGpu, HasTheBitsOfTheHost) {
-  const test_problem problem = whole_table();
-  const auto found = make(problem);
-  const auto expected = make_adapter(executor_kind::host, problem);
-  found->run_with_fresh_gradients(3);
-  expected->run_with_fresh_gradients(3);
-  expect_same_bits(problem, found->read_all(), expected->read_all());
-  EXPECT_EQ(found->get().status().grad_norm, expected->get().status().grad_norm);
-  EXPECT_EQ(found->get().status().clip_coefficient, expected->get().status().clip_coefficient);
-  found->expect_guards_intact();
+  expect_bits_of_host(GetParam(), whole_table(), 3);
 }
 #endif
 
