@@ -4,6 +4,7 @@
 
 #include "option_checks.hpp"
 #include "pending_changes.hpp"
+#include "record_ring.hpp"
 #include "step_tables.hpp"
 #include "stepgraph/error.hpp"
 
@@ -49,8 +50,12 @@ void executor::check_group(group_id group) const {
   }
 }
 
-bool executor::measures_norm() const {
-  return plan_->options.skip_non_finite || plan_->options.max_grad_norm > 0.0;
+void executor::check_measures(const char* option) const {
+  if (measures_gradients(plan_->options)) return;
+  throw usage_error(fmt::format(
+      "{} cannot be set: the plan does not measure the gradient norm, expected a plan with "
+      "skip_non_finite, max_grad_norm or measure_norm",
+      option));
 }
 
 void executor::set_learning_rate(group_id group, double value) {
@@ -65,7 +70,7 @@ void executor::resume_schedule(group_id group) {
     throw usage_error(
         fmt::format("group '{}': has no schedule to resume", plan_->groups[group].name));
   }
-  pending_->set(group, setting_field::resume_schedule, 0.0);
+  pending_->set(group, setting_field::resume_learning_rate, 0.0);
 }
 
 void executor::set_weight_decay(group_id group, double value) {
@@ -104,13 +109,46 @@ void executor::set_loss_scale(double value) {
 
 void executor::set_max_grad_norm(double value) {
   detail::check_max_grad_norm(value);
-  if (!measures_norm()) {
-    throw usage_error(
-        "max_grad_norm cannot be set: the plan does not measure the gradient norm, expected a plan "
-        "with skip_non_finite or max_grad_norm");
-  }
+  check_measures("max_grad_norm");
   pending_->set(whole_step, setting_field::max_grad_norm, value);
 }
+
+void executor::set_skip_above_norm(double value) {
+  detail::check_skip_above_norm(value);
+  check_measures("skip_above_norm");
+  pending_->set(whole_step, setting_field::skip_above_norm, value);
+}
+
+void executor::set_samples_per_step(std::uint64_t samples) {
+  pending_->set(whole_step, setting_field::samples_per_step, static_cast<double>(samples));
+}
+
+void executor::load_state(const step_status& state) {
+  if (state.groups.size() != plan_->groups.size()) {
+    throw usage_error(fmt::format("the state has {} groups, expected {} as the plan",
+                                  state.groups.size(), plan_->groups.size()));
+  }
+  const loss_scale_state& scale = state.next_loss_scale;
+  detail::check_loss_scale(static_cast<double>(scale.scale));
+  const auto set = [&](setting_field field, auto value) {
+    pending_->set(whole_step, field, static_cast<double>(value));
+  };
+  set(setting_field::step, state.step);
+  set(setting_field::skipped, state.skipped);
+  set(setting_field::samples, state.samples);
+  set(setting_field::loss_scale, scale.scale);
+  set(setting_field::growth_tracker, scale.growth_tracker);
+  set(setting_field::hysteresis_left, scale.hysteresis_left);
+  for (group_id group = 0; group < state.groups.size(); ++group) {
+    pending_->set(group, setting_field::group_step, static_cast<double>(state.groups[group].step));
+  }
+}
+
+void executor::set_records(std::unique_ptr<detail::record_ring> records) {
+  records_ = std::move(records);
+}
+
+record_batch executor::read_records() { return records_ ? records_->read() : record_batch{}; }
 
 void executor::rebind(tensor_id tensor, operand_kind operand, void* data, std::uint8_t* scales) {
   if (tensor >= plan_->tensors.size()) {

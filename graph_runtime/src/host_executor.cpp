@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "pending_changes.hpp"
+#include "record_ring.hpp"
 #include "step_tables.hpp"
 #include "stepgraph/error.hpp"
 #include "stepgraph/kernels/host_loops.hpp"
@@ -13,14 +14,32 @@ namespace stepgraph {
 struct host_executor::state {
   detail::step_block_image image;
   std::vector<math::adam_terms> terms;
+  math::prepared_step prepared_step;
+  std::vector<math::prepared_group> prepared_groups;
+  std::vector<double> totals;  ///< of the norm groups, then the zeros
+  detail::record_ring* records = nullptr;
   std::vector<setting> settings;  ///< of the launch in progress
   std::uint64_t serial = 0;       ///< of the latest batch of settings
 
-  explicit state(const step_plan& plan) : image(plan), terms(plan.groups.size()) {}
+  explicit state(const step_plan& plan)
+      : image(plan),
+        terms(plan.groups.size()),
+        prepared_groups(plan.groups.size()),
+        totals(plan.norm_groups.size() + 1) {}
 
   step_block_view view() {
-    return {&image.scalars,        &image.step,  image.groups.data(),
-            image.progress.data(), terms.data(), static_cast<std::uint32_t>(terms.size())};
+    step_block_view block;
+    block.scalars = &image.scalars;
+    block.step = &image.step;
+    block.groups = image.groups.data();
+    block.progress = image.progress.data();
+    block.terms = terms.data();
+    block.prepared_step = &prepared_step;
+    block.prepared_groups = prepared_groups.data();
+    block.norms = image.norms.data();
+    block.group_count = static_cast<std::uint32_t>(terms.size());
+    block.norm_group_count = static_cast<std::uint32_t>(image.norms.size());
+    return block;
   }
 };
 
@@ -31,6 +50,12 @@ host_executor::host_executor(step_plan plan) : executor(std::move(plan)) {
                                   name_of(checked.device)));
   }
   state_ = std::make_unique<state>(checked);
+  if (checked.options.record_capacity == 0) return;
+  const std::shared_ptr<void> memory(::operator new(detail::record_ring::bytes_for(checked)),
+                                     [](void* bytes) { ::operator delete(bytes); });
+  auto records = std::make_unique<detail::record_ring>(checked, memory);
+  state_->records = records.get();
+  set_records(std::move(records));
 }
 
 host_executor::~host_executor() = default;
@@ -43,30 +68,57 @@ void host_executor::launch() {
   settings_batch batch;
   if (pending().any()) {
     pending().take(state_->settings, [] {});
-    batch = {state_->settings.data(), static_cast<std::uint32_t>(state_->settings.size()),
-             ++state_->serial};
+    batch.entries = state_->settings.data();
+    batch.count = static_cast<std::uint32_t>(state_->settings.size());
+    batch.serial = ++state_->serial;
   }
   const step_block_view block = state_->view();
   const update_options options = detail::make_update_options(plan().options);
+  gradient_statistics statistics;
   for (std::size_t i = 0; i < plan().nodes.size(); ++i) {
-    const tensor_table_view table =
-        tables().view_of_node(i, tables().tensors.data(), tables().chunks.data(), nullptr);
+    const auto chunks = tables().node_chunks[i];
+    const tensor_descriptor* const tensors = tables().tensors.data();
     switch (plan().nodes[i].kind) {
       case node_kind::grad_stats:
-        host::advance_step(block, batch, host::grad_stats(table));
+        statistics = host::grad_stats(tables().statistics_view(tensors, tables().statistics_data(),
+                                                               tables().norm_group_ends.data()),
+                                      detail::make_statistics_options(plan().options),
+                                      state_->totals.data());
+        state_->totals.back() = static_cast<double>(statistics.zeros);
+        if (!plan().options.exchange_totals) {
+          host::advance_step(block, batch, statistics, state_->totals.data());
+        }
         break;
       case node_kind::advance_step:
-        host::advance_step(block, batch, {});
+        // What other devices added may lie in the totals by now.
+        if (statistics.measured != 0) {
+          statistics.total = math::combined_total(state_->totals.data(), block.norm_group_count,
+                                                  plan().options.norm);
+          statistics.zeros = static_cast<std::uint64_t>(state_->totals.back());
+        }
+        host::advance_step(block, batch, statistics, state_->totals.data());
         break;
       case node_kind::update:
-        host::update(table, block, options);
+        host::update(tables().view_of_node(i, tensors, tables().chunks.data(), nullptr), block,
+                     options);
+        break;
+      case node_kind::scale_gradients:
+        host::scale_gradients({tensors, tables().chunks.data() + chunks.first, chunks.count},
+                              block);
+        break;
+      case node_kind::report:
+        host::report(block, state_->records->view());
         break;
     }
   }
 }
 
+const float* host_executor::loss_scale_address() const noexcept {
+  return &state_->image.scalars.next_loss_scale.scale;
+}
+
 step_status host_executor::status() {
-  return detail::make_status(state_->image.scalars, state_->image.progress);
+  return detail::make_status(state_->image.scalars, state_->image.progress, state_->image.norms);
 }
 
 }  // namespace stepgraph

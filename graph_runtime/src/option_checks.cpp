@@ -73,6 +73,45 @@ void check_max_grad_norm(double value) {
   }
 }
 
+void check_skip_above_norm(double value) {
+  if (!(value >= 0.0)) {
+    throw usage_error(fmt::format(
+        "skip_above_norm is {}, expected a number of at least 0 (0: never skip)", value));
+  }
+}
+
+void check_step_options(const step_options& options) {
+  check_loss_scale(options.loss_scale);
+  check_max_grad_norm(options.max_grad_norm);
+  check_skip_above_norm(options.skip_above_norm);
+  const loss_scaling& scaling = options.scaling;
+  if (scaling.rule != loss_scale_rule::fixed) {
+    if (!(scaling.growth_factor >= 1.0) || !std::isfinite(scaling.growth_factor)) {
+      throw usage_error(fmt::format("scaling.growth_factor is {}, expected a number of at least 1",
+                                    scaling.growth_factor));
+    }
+    if (!(scaling.backoff_factor > 0.0 && scaling.backoff_factor <= 1.0)) {
+      throw usage_error(fmt::format("scaling.backoff_factor is {}, expected a number in (0, 1]",
+                                    scaling.backoff_factor));
+    }
+    if (scaling.growth_interval == 0) {
+      throw usage_error("scaling.growth_interval is 0, expected at least 1");
+    }
+    if (!(scaling.minimum >= 0.0) || !std::isfinite(scaling.minimum)) {
+      throw usage_error(fmt::format("scaling.minimum is {}, expected a finite number of at least 0",
+                                    scaling.minimum));
+    }
+    if (options.loss_scale_input != nullptr) {
+      throw usage_error(
+          "loss_scale_input is given with a scaling rule, expected the rule fixed: whoever writes "
+          "the input owns the scale");
+    }
+  }
+  if (options.zero_gradients && options.unscale_gradients) {
+    throw usage_error("zero_gradients and unscale_gradients are both on, expected one of them");
+  }
+}
+
 void check_address(const std::string& tensor, const char* operand, const void* data,
                    std::uint64_t numel, storage_format format) {
   if (numel == 0) return;

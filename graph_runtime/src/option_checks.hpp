@@ -17,6 +17,8 @@ void check_schedule(const std::string& group, const learning_rate_schedule& sche
 void check_group_options(const group_options& options);
 void check_loss_scale(double value);
 void check_max_grad_norm(double value);
+void check_skip_above_norm(double value);
+void check_step_options(const step_options& options);
 
 /// Null (unless there are no elements) or misaligned for the format.
 void check_address(const std::string& tensor, const char* operand, const void* data,

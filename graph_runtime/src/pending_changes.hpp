@@ -56,12 +56,13 @@ class pending_changes {
   void close();
 
  private:
-  static constexpr std::size_t fields = static_cast<std::size_t>(setting_field::step) + 1;
+  static constexpr std::size_t fields = setting_fields;
 
   std::uint32_t& slot_of(std::uint32_t group, setting_field field) {
     const std::size_t row = group == whole_step ? groups_ : group;
-    // A learning rate set by hand and the return to the schedule are one choice; the later wins.
-    if (field == setting_field::resume_schedule) field = setting_field::learning_rate;
+    // A value set by hand and the return to the schedule are one choice; the later wins.
+    if (field == setting_field::resume_learning_rate) field = setting_field::learning_rate;
+    if (field == setting_field::resume_weight_decay) field = setting_field::weight_decay;
     return slots_[row * fields + static_cast<std::size_t>(field)];
   }
   void check_open() const;

@@ -102,7 +102,7 @@ void check_overlaps(const std::vector<plan_tensor>& tensors) {
   std::vector<range> ranges;
   for (const plan_tensor& tensor : tensors) {
     for (const named_view& operand : operands_of(tensor.operands)) {
-      if (operand.view->numel == 0) continue;
+      if (operand.view->numel == 0 || operand.view->data == nullptr) continue;
       const auto begin = reinterpret_cast<std::uintptr_t>(operand.view->data);
       ranges.push_back({begin, begin + operand.view->numel * element_size(operand.view->format),
                         &tensor.operands.name, operand.name});
@@ -140,15 +140,48 @@ void add_tensor_to(plan_node& node, tensor_id id, const plan_tensor& tensor,
   const std::uint64_t gradient_bytes = numel * element_size(tensor.signature.gradient);
   node.tensors.push_back(id);
   node.chunks += chunk_count(numel);
-  if (node.kind == node_kind::grad_stats) {
+  if (node.kind != node_kind::update) {
     node.bytes_read += gradient_bytes;
+    if (node.kind == node_kind::scale_gradients) node.bytes_written += gradient_bytes;
     return;
   }
   const update_signature& signature = tensor.signature;
   const std::uint64_t scales = block_scaled_operands(signature) * scale_count(numel);
   node.bytes_read += numel * bytes_read_per_element(signature) + scales;
   node.bytes_written += numel * bytes_written_per_element(signature) + scales +
-                        (options.zero_gradients ? gradient_bytes : 0);
+                        (options.zero_gradients || options.unscale_gradients ? gradient_bytes : 0);
+}
+
+plan_node node_of(node_kind kind, std::string name) {
+  plan_node node;
+  node.kind = kind;
+  node.name = std::move(name);
+  return node;
+}
+
+void set_blocks(plan_node& node, std::uint64_t blocks, std::uint32_t threads) {
+  if (blocks > std::numeric_limits<std::int32_t>::max()) {
+    throw usage_error(fmt::format("node '{}': {} chunks are more than one launch can hold",
+                                  node.name, node.chunks));
+  }
+  node.blocks = static_cast<std::uint32_t>(blocks);
+  node.threads = threads;
+}
+
+/// Numbers the norm groups in the order in which groups name them.
+void name_norm_groups(step_plan& plan) {
+  for (const group_options& group : plan.groups) {
+    auto name = std::find(plan.norm_groups.begin(), plan.norm_groups.end(), group.norm_group);
+    if (name == plan.norm_groups.end()) {
+      name = plan.norm_groups.insert(plan.norm_groups.end(), group.norm_group);
+    }
+    plan.norm_group_of.push_back(static_cast<std::uint32_t>(name - plan.norm_groups.begin()));
+  }
+  if (plan.norm_groups.empty()) plan.norm_groups.emplace_back();
+  if (plan.norm_groups.size() > max_norm_groups) {
+    throw usage_error(fmt::format("the groups name {} norm groups, expected at most {}",
+                                  plan.norm_groups.size(), max_norm_groups));
+  }
 }
 
 }  // namespace
@@ -161,7 +194,7 @@ group_id step_builder::add_group(group_options options) {
   return id;
 }
 
-tensor_id step_builder::add_tensor(group_id group, tensor_operands operands) {
+void step_builder::check_place(group_id group, const tensor_operands& operands) const {
   if (group >= groups_.size()) {
     throw usage_error(fmt::format("tensor '{}': group {} does not exist, {} groups were added",
                                   operands.name, group, groups_.size()));
@@ -170,19 +203,25 @@ tensor_id step_builder::add_tensor(group_id group, tensor_operands operands) {
   if (names_.contains(operands.name)) {
     throw usage_error(fmt::format("tensor '{}': the name is taken", operands.name));
   }
+}
+
+void step_builder::check_same_device(const std::string& name, const tensor_view& view) const {
+  if (tensors_.empty()) return;
+  const tensor_operands& first = tensors_.front().operands;
+  if (first.parameter.device == view.device) return;
+  throw usage_error(fmt::format("tensor '{}': is on {}, expected {} as tensor '{}'", name,
+                                name_of(view.device), name_of(first.parameter.device), first.name));
+}
+
+tensor_id step_builder::add_tensor(group_id group, tensor_operands operands) {
+  check_place(group, operands);
   if (!operands.gradient) {
     throw usage_error(fmt::format("tensor '{}': the parameter has no gradient", operands.name));
   }
   for (const named_view& operand : operands_of(operands)) {
     check_view(operands.name, operand, operands.parameter, purpose_);
   }
-  if (!tensors_.empty() &&
-      tensors_.front().operands.parameter.device != operands.parameter.device) {
-    throw usage_error(fmt::format("tensor '{}': is on {}, expected {} as tensor '{}'",
-                                  operands.name, name_of(operands.parameter.device),
-                                  name_of(tensors_.front().operands.parameter.device),
-                                  tensors_.front().operands.name));
-  }
+  check_same_device(operands.name, operands.parameter);
   const update_signature signature = signature_of(operands);
   if (const std::string reason = why_unsupported(signature); !reason.empty()) {
     throw usage_error(fmt::format("tensor '{}': {}", operands.name, reason));
@@ -193,9 +232,30 @@ tensor_id step_builder::add_tensor(group_id group, tensor_operands operands) {
   return static_cast<tensor_id>(tensors_.size() - 1);
 }
 
+tensor_id step_builder::add_gradient(group_id group, std::string name, tensor_view gradient) {
+  tensor_operands operands;
+  operands.name = std::move(name);
+  operands.gradient = gradient;
+  check_place(group, operands);
+  check_view(operands.name, {"gradient", &gradient}, gradient, purpose_);
+  using enum storage_format;
+  if (gradient.format != f32 && gradient.format != f16 && gradient.format != bf16) {
+    throw usage_error(fmt::format("tensor '{}': gradient is {}, expected f32, f16 or bf16",
+                                  operands.name, name_of(gradient.format)));
+  }
+  check_same_device(operands.name, gradient);
+  // Sizes and device are where those of other tensors are.
+  operands.parameter = {nullptr, gradient.numel, none, gradient.device};
+  names_.insert(operands.name);
+  update_signature signature;
+  signature.parameter = signature.exp_avg = signature.exp_avg_sq = none;
+  signature.gradient = gradient.format;
+  tensors_.push_back({std::move(operands), group, signature, true});
+  return static_cast<tensor_id>(tensors_.size() - 1);
+}
+
 void step_builder::set_options(const step_options& options) {
-  detail::check_loss_scale(options.loss_scale);
-  detail::check_max_grad_norm(options.max_grad_norm);
+  detail::check_step_options(options);
   options_ = options;
 }
 
@@ -208,45 +268,69 @@ step_plan step_builder::build() const {
   plan.tensors = tensors_;
   plan.shapes_only = purpose_ == plan_purpose::inspect;
   if (!tensors_.empty()) plan.device = tensors_.front().operands.parameter.device;
+  name_norm_groups(plan);
 
-  plan_node advance;
-  const bool measured = options_.skip_non_finite || options_.max_grad_norm > 0.0;
-  advance.kind = measured ? node_kind::grad_stats : node_kind::advance_step;
-  advance.name = measured ? "grad_stats" : "advance_step";
+  std::vector<plan_node> updates = update_nodes();
+  plan_node scaling = node_of(node_kind::scale_gradients, "scale_gradients");
+  for (tensor_id id = 0; id < tensors_.size(); ++id) {
+    const plan_tensor& tensor = tensors_[id];
+    if (!tensor.gradient_only || tensor.operands.parameter.numel == 0) continue;
+    add_tensor_to(scaling, id, tensor, options_);
+  }
+  const bool measured = measures_gradients(options_);
+  if (measured) plan.nodes.push_back(statistics_node(updates, scaling));
+  if (!measured || options_.exchange_totals) {
+    plan_node advance = node_of(node_kind::advance_step, "advance_step");
+    advance.blocks = 1;
+    advance.threads = advance_step_threads;
+    plan.nodes.push_back(std::move(advance));
+  }
+  if (options_.unscale_gradients && scaling.chunks != 0) {
+    set_blocks(scaling, scaling.chunks, statistics_threads);
+    plan.nodes.push_back(std::move(scaling));
+  }
+  for (plan_node& node : updates) {
+    set_blocks(node, node.chunks * update_blocks_per_chunk, update_threads);
+    plan.nodes.push_back(std::move(node));
+  }
+  if (options_.record_capacity != 0) {
+    plan_node report = node_of(node_kind::report, "report");
+    report.blocks = 1;
+    report.threads = report_threads;
+    plan.nodes.push_back(std::move(report));
+  }
+  for (std::uint32_t i = 1; i < plan.nodes.size(); ++i) plan.edges.push_back({i - 1, i, true});
+  return plan;
+}
+
+std::vector<plan_node> step_builder::update_nodes() const {
   std::vector<plan_node> updates;
   for (tensor_id id = 0; id < tensors_.size(); ++id) {
     const plan_tensor& tensor = tensors_[id];
-    if (tensor.operands.parameter.numel == 0) continue;
+    if (tensor.gradient_only || tensor.operands.parameter.numel == 0) continue;
     auto node = std::find_if(updates.begin(), updates.end(), [&](const plan_node& candidate) {
       return candidate.signature == tensor.signature;
     });
     if (node == updates.end()) {
-      plan_node fresh;
-      fresh.name = "update/" + name_of(tensor.signature);
-      fresh.kind = node_kind::update;
+      plan_node fresh = node_of(node_kind::update, "update/" + name_of(tensor.signature));
       fresh.signature = tensor.signature;
       node = updates.insert(updates.end(), std::move(fresh));
     }
     add_tensor_to(*node, id, tensor, options_);
   }
-  for (plan_node& node : updates) {
-    if (node.chunks * update_blocks_per_chunk > std::numeric_limits<std::int32_t>::max()) {
-      throw usage_error(fmt::format("node '{}': {} chunks are more than one launch can hold",
-                                    node.name, node.chunks));
-    }
-    node.blocks = static_cast<std::uint32_t>(node.chunks * update_blocks_per_chunk);
-    node.threads = update_threads;
-    if (measured) {
-      for (const tensor_id id : node.tensors) add_tensor_to(advance, id, tensors_[id], options_);
-    }
-  }
-  advance.blocks = measured ? statistics_blocks(advance.chunks) : 1;
-  advance.threads = measured ? statistics_threads : advance_step_threads;
+  return updates;
+}
 
-  plan.nodes.push_back(std::move(advance));
-  for (plan_node& node : updates) plan.nodes.push_back(std::move(node));
-  for (std::uint32_t i = 1; i < plan.nodes.size(); ++i) plan.edges.push_back({i - 1, i, true});
-  return plan;
+plan_node step_builder::statistics_node(const std::vector<plan_node>& updates,
+                                        const plan_node& scaling) const {
+  plan_node node = node_of(node_kind::grad_stats, "grad_stats");
+  for (const plan_node& update : updates) {
+    for (const tensor_id id : update.tensors) add_tensor_to(node, id, tensors_[id], options_);
+  }
+  for (const tensor_id id : scaling.tensors) add_tensor_to(node, id, tensors_[id], options_);
+  node.blocks = statistics_blocks(node.chunks) + (options_.exchange_totals ? 0 : 1);
+  node.threads = statistics_threads;
+  return node;
 }
 
 }  // namespace stepgraph

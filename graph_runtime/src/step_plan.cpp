@@ -4,9 +4,21 @@
 
 namespace stepgraph {
 
+bool measures_gradients(const step_options& options) {
+  return skips_non_finite(options) || options.skip_above_norm > 0.0 || options.measure_norm ||
+         options.count_zeros || options.exchange_totals;
+}
+
+bool skips_non_finite(const step_options& options) {
+  return options.skip_non_finite || options.max_grad_norm > 0.0 ||
+         options.scaling.rule != loss_scale_rule::fixed;
+}
+
 std::uint64_t step_plan::parameter_count() const {
   std::uint64_t count = 0;
-  for (const plan_tensor& tensor : tensors) count += tensor.operands.parameter.numel;
+  for (const plan_tensor& tensor : tensors) {
+    if (!tensor.gradient_only) count += tensor.operands.parameter.numel;
+  }
   return count;
 }
 

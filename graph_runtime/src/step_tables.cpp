@@ -1,5 +1,9 @@
 #include "step_tables.hpp"
 
+#include <algorithm>
+
+#include "stepgraph/kernels/launch_shape.hpp"
+
 namespace stepgraph::detail {
 namespace {
 
@@ -32,13 +36,60 @@ step_tables::step_tables(const step_plan& plan) {
     tensors.push_back(descriptor);
   }
   for (const plan_node& node : plan.nodes) {
-    // grad_stats runs over the chunks of all updates, which follow it in the same order.
-    const std::uint64_t first = node.kind == node_kind::update ? chunks.size() : 0;
-    if (node.kind == node_kind::update) {
+    const std::uint64_t first = chunks.size();
+    if (node.kind == node_kind::update || node.kind == node_kind::scale_gradients) {
       for (const tensor_id id : node.tensors) append_chunks(chunks, id, tensors[id].numel);
     }
-    node_chunks.push_back({first, node.chunks});
+    node_chunks.push_back({first, chunks.size() - first});
   }
+  place_statistics_chunks(plan);
+}
+
+void step_tables::place_statistics_chunks(const step_plan& plan) {
+  const auto statistics =
+      std::find_if(plan.nodes.begin(), plan.nodes.end(),
+                   [](const plan_node& node) { return node.kind == node_kind::grad_stats; });
+  if (statistics == plan.nodes.end()) return;
+  const bool gradients_alone =
+      std::any_of(plan.tensors.begin(), plan.tensors.end(),
+                  [](const plan_tensor& tensor) { return tensor.gradient_only; });
+  if (plan.norm_groups.size() == 1 && !gradients_alone) {
+    norm_group_ends.push_back(statistics_blocks(chunks.size()));
+    return;
+  }
+  // Filling up a group changes the number of chunks, and with it the chunks of a block: settle on
+  // what the whole list, filled up, asks for.
+  std::uint64_t count = statistics->chunks;
+  for (;;) {
+    const std::uint32_t per_block = chunks_per_statistics_block(count);
+    statistics_chunks.clear();
+    norm_group_ends.clear();
+    for (std::uint32_t group = 0; group < plan.norm_groups.size(); ++group) {
+      for (const tensor_id id : statistics->tensors) {
+        if (plan.norm_group_of[plan.tensors[id].group] != group) continue;
+        append_chunks(statistics_chunks, id, tensors[id].numel);
+      }
+      while (statistics_chunks.size() % per_block != 0) statistics_chunks.push_back({no_tensor, 0});
+      norm_group_ends.push_back(static_cast<std::uint32_t>(statistics_chunks.size() / per_block));
+    }
+    count = statistics_chunks.size();
+    if (chunks_per_statistics_block(count) == per_block) return;
+  }
+}
+
+std::uint64_t step_tables::statistics_chunk_count() const {
+  return statistics_chunks.empty() ? chunks.size() : statistics_chunks.size();
+}
+
+const chunk_descriptor* step_tables::statistics_data() const {
+  return statistics_chunks.empty() ? chunks.data() : statistics_chunks.data();
+}
+
+statistics_table_view step_tables::statistics_view(const tensor_descriptor* tensors_at,
+                                                   const chunk_descriptor* chunks_at,
+                                                   const std::uint32_t* norm_group_ends_at) const {
+  return {tensors_at, chunks_at, statistics_chunk_count(), norm_group_ends_at,
+          static_cast<std::uint32_t>(norm_group_ends.size())};
 }
 
 void step_tables::rebind(tensor_id tensor, operand_kind operand, void* data, std::uint8_t* scales) {
@@ -78,43 +129,68 @@ tensor_table_view step_tables::view_of_node(std::size_t node, const tensor_descr
 }
 
 step_block_image::step_block_image(const step_plan& plan) {
-  step.loss_scale = plan.options.loss_scale;
-  step.max_grad_norm = plan.options.max_grad_norm;
-  for (const group_options& options : plan.groups) {
+  const step_options& options = plan.options;
+  step.max_grad_norm = options.max_grad_norm;
+  step.skip_above_norm = options.skip_above_norm;
+  step.samples_per_step = options.samples_per_step;
+  step.skip_non_finite = skips_non_finite(options) ? 1 : 0;
+  step.norm = options.norm;
+  step.scaling = options.scaling;
+  step.found_inf_input = options.found_inf_input;
+  step.loss_scale_input = options.loss_scale_input;
+  scalars.next_loss_scale.scale = static_cast<float>(options.loss_scale);
+  scalars.next_loss_scale.hysteresis_left = static_cast<std::int32_t>(options.scaling.hysteresis);
+  norms.resize(plan.norm_groups.size(), 0.0);
+  for (const group_options& group : plan.groups) {
     group_settings settings;
-    settings.learning_rate = options.learning_rate;
-    settings.weight_decay = options.weight_decay;
-    settings.beta1 = options.beta1;
-    settings.beta2 = options.beta2;
-    settings.eps = options.eps;
+    settings.learning_rate = group.learning_rate;
+    settings.weight_decay = group.weight_decay;
+    settings.beta1 = group.beta1;
+    settings.beta2 = group.beta2;
+    settings.eps = group.eps;
     settings.flags = 0;
-    if (options.mode == weight_decay_mode::decoupled) {
+    if (group.mode == weight_decay_mode::decoupled) {
       settings.flags |= group_decoupled_weight_decay;
     }
-    if (options.bias_correction) settings.flags |= group_bias_correction;
-    if (options.maximize) settings.flags |= group_maximize;
-    settings.has_schedule = options.schedule ? 1 : 0;
-    if (options.schedule) settings.schedule = *options.schedule;
+    if (group.bias_correction) settings.flags |= group_bias_correction;
+    if (group.maximize) settings.flags |= group_maximize;
+    settings.has_schedule = group.schedule ? 1 : 0;
+    if (group.schedule) settings.schedule = *group.schedule;
+    settings.learning_rate_input = group.learning_rate_input;
+    settings.weight_decay_input = group.weight_decay_input;
     groups.push_back(settings);
-    progress.push_back({options.step, 0.0});
-    scalars.step = scalars.step < options.step ? options.step : scalars.step;
+    progress.push_back({group.step, 0.0, 0.0});
+    scalars.step = std::max(scalars.step, group.step);
   }
 }
 
 update_options make_update_options(const step_options& options) {
-  return {options.zero_gradients, options.stochastic_rounding, options.seed};
+  const gradient_store gradients = options.zero_gradients      ? gradient_store::zero
+                                   : options.unscale_gradients ? gradient_store::unscaled
+                                                               : gradient_store::keep;
+  return {gradients, options.stochastic_rounding, options.seed};
 }
 
-step_status make_status(const step_scalars& scalars, const std::vector<group_progress>& progress) {
+statistics_options make_statistics_options(const step_options& options) {
+  return {options.norm, options.count_zeros};
+}
+
+step_status make_status(const step_scalars& scalars, const std::vector<group_progress>& progress,
+                        std::vector<double> norms) {
   step_status status;
   status.step = scalars.step;
   status.skipped = scalars.skipped;
   status.last_skipped = scalars.skip != 0;
   status.grad_norm = scalars.grad_norm;
+  status.samples = scalars.samples;
+  status.found_inf = scalars.found_inf != 0;
+  status.norms = std::move(norms);
+  status.zeros = scalars.zeros;
+  status.next_loss_scale = scalars.next_loss_scale;
   status.loss_scale = static_cast<double>(scalars.loss_scale);
   status.clip_coefficient = static_cast<double>(scalars.clip_coefficient);
   for (const group_progress& group : progress) {
-    status.groups.push_back({group.step, group.learning_rate});
+    status.groups.push_back({group.step, group.learning_rate, group.weight_decay});
   }
   return status;
 }

@@ -18,15 +18,34 @@ struct step_tables {
   };
   std::vector<chunk_range> node_chunks;  ///< of each plan node
 
+  /// The chunks of grad_stats, norm group by norm group and each group filled up to whole blocks.
+  /// Empty if they are those of the nodes that follow, in the same order.
+  std::vector<chunk_descriptor> statistics_chunks;
+  /// Blocks of grad_stats before the end of each norm group.
+  std::vector<std::uint32_t> norm_group_ends;
+
   explicit step_tables(const step_plan& plan);
 
   /// Points an operand, and its scales if it has them, elsewhere.
   void rebind(tensor_id tensor, operand_kind operand, void* data, std::uint8_t* scales);
 
-  /// The tables as seen by one node, at the addresses given.
+  /// The number of chunks that grad_stats reads.
+  std::uint64_t statistics_chunk_count() const;
+
+  /// Where those chunks are in host memory.
+  const chunk_descriptor* statistics_data() const;
+  /// The tables as seen by grad_stats, at the addresses given.
+  statistics_table_view statistics_view(const tensor_descriptor* tensors_at,
+                                        const chunk_descriptor* chunks_at,
+                                        const std::uint32_t* norm_group_ends_at) const;
+
+  /// The tables as seen by an update, at the addresses given.
   tensor_table_view view_of_node(std::size_t node, const tensor_descriptor* tensors_at,
                                  const chunk_descriptor* chunks_at,
                                  std::uint32_t* arrivals_at) const;
+
+ private:
+  void place_statistics_chunks(const step_plan& plan);
 };
 
 /// The initial contents of an executor's step block.
@@ -35,14 +54,17 @@ struct step_block_image {
   step_settings step;
   std::vector<group_settings> groups;
   std::vector<group_progress> progress;
+  std::vector<double> norms;  ///< one of each norm group, zero
 
   explicit step_block_image(const step_plan& plan);
 };
 
-/// The options of an update node.
+/// The options of an update node, and of grad_stats.
 update_options make_update_options(const step_options& options);
+statistics_options make_statistics_options(const step_options& options);
 
 /// A status from what was read back.
-step_status make_status(const step_scalars& scalars, const std::vector<group_progress>& progress);
+step_status make_status(const step_scalars& scalars, const std::vector<group_progress>& progress,
+                        std::vector<double> norms);
 
 }  // namespace stepgraph::detail

@@ -7,24 +7,35 @@ namespace stepgraph::cuda {
 namespace {
 
 constexpr int threads = advance_step_threads;
+static_assert(threads == prepare_threads);
 
 __global__ void __launch_bounds__(threads)
-    advance_step_kernel(step_block_view block, settings_batch settings) {
+    advance_step_kernel(step_block_view block, const __grid_constant__ settings_batch settings,
+                        const double* totals) {
   let_successors_start();
   wait_for_predecessors();
-  advance_step_in_block(block, settings, gradient_statistics{});
+  gradient_statistics statistics;
+  if (totals != nullptr) {
+    statistics.measured = 1;
+    statistics.total = math::combined_total(totals, block.norm_group_count, block.step->norm);
+    statistics.zeros = static_cast<std::uint64_t>(totals[block.norm_group_count]);
+  }
+  prepare_step_in_block(block, settings);
+  __threadfence();
+  __syncthreads();
+  finish_step_in_block(block, statistics, [&](std::uint32_t i) { return totals[i]; });
 }
 
 __global__ void __launch_bounds__(threads)
-    apply_settings_kernel(step_block_view block, settings_batch settings) {
+    apply_settings_kernel(step_block_view block, const __grid_constant__ settings_batch settings) {
   apply_settings_in_block(block, settings);
 }
 
 }  // namespace
 
 cudaError_t launch_advance_step(const step_block_view& block, const settings_batch& settings,
-                                launch_order order, cudaStream_t stream) {
-  return launch(advance_step_kernel, 1, threads, order, stream, block, settings);
+                                const double* totals, launch_order order, cudaStream_t stream) {
+  return launch(advance_step_kernel, 1, threads, order, stream, block, settings, totals);
 }
 
 cudaError_t launch_apply_settings(const step_block_view& block, const settings_batch& settings,

@@ -2,7 +2,7 @@
 #include "dependent_launch.cuh"
 #include "operand_formats.cuh"
 #include "stepgraph/kernels/cuda_launch.hpp"
-#include "stepgraph/math/sum_of_squares.hpp"
+#include "stepgraph/math/gradient_norm.hpp"
 
 // The order of summation is part of the contract: src/host/grad_stats.cpp adds the same numbers in
 // the same order, so the norm has one bit pattern everywhere and on every replay.
@@ -11,145 +11,350 @@ namespace {
 
 constexpr int threads = statistics_threads;
 constexpr int warps = threads / 32;
+static_assert(threads == prepare_threads);
 
-struct block_statistics {
-  double sum;
-  std::uint32_t non_finite;
+/// What one thread has found so far.
+template <norm_kind Norm, bool CountZeros>
+struct thread_statistics {
+  double sum = 0.0;
+  std::uint32_t largest = 0;  ///< magnitude bits
+  std::uint32_t zeros = 0;
+
+  /// Adds one run of Width elements of every pass. The thread keeps one sum for each position in
+  /// the run; element e of the chunk thus belongs to sum e % (threads * Width).
+  template <int Width, int Passes, class Operand>
+  __device__ __forceinline__ void add(const Operand& operand,
+                                      const stored_bits<Width> (&bits)[Passes]) {
+    double sums[Width] = {};
+#pragma unroll
+    for (int pass = 0; pass < Passes; ++pass) {
+      const float_pack<Width> gradient = operand.decode(bits[pass]);
+#pragma unroll
+      for (int i = 0; i < Width; ++i) {
+        if constexpr (Norm == norm_kind::l2) {
+          math::add_square(sums[i], gradient.value[i]);
+        } else {
+          largest = max(largest, math::magnitude_bits(gradient.value[i]));
+        }
+        if constexpr (CountZeros) zeros += gradient.value[i] == 0.0f ? 1u : 0u;
+      }
+    }
+    if constexpr (Norm == norm_kind::l2) {
+#pragma unroll
+      for (int distance = Width / 2; distance > 0; distance /= 2) {
+#pragma unroll
+        for (int i = 0; i < distance; ++i) sums[i] += sums[i + distance];
+      }
+      sum += sums[0];
+    }
+  }
 };
 
-/// Adds over the block: within warps by halving distances, then over the warps likewise. Valid in
-/// thread 0.
-__device__ block_statistics reduce_over_block(block_statistics mine) {
-  __shared__ double warp_sums[warps];
-  __shared__ std::uint32_t warp_flags[warps];
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    mine.sum += __shfl_down_sync(0xffffffffu, mine.sum, distance);
-  }
-  const std::uint32_t flag = __any_sync(0xffffffffu, mine.non_finite != 0) ? 1u : 0u;
-  if (threadIdx.x % 32 == 0) {
-    warp_sums[threadIdx.x / 32] = mine.sum;
-    warp_flags[threadIdx.x / 32] = flag;
+/// A chunk as every thread of the block needs it.
+struct staged_chunk {
+  void* gradient;
+  std::uint64_t begin;
+  std::uint32_t count;
+  storage_format format;
+  bool whole;  ///< all elements are there, and aligned
+};
+
+/// The chunks of one block, in shared memory: their descriptors are read once, side by side, and
+/// not one after the other between the gradients.
+struct staged_chunks {
+  staged_chunk chunk[most_chunks_per_statistics_block];
+  std::uint32_t count;
+  bool alike;  ///< all are whole and of one format
+};
+
+__device__ __forceinline__ void stage_chunks(const statistics_table_view& table,
+                                             std::uint32_t block, staged_chunks& staged) {
+  const std::uint32_t per_block = chunks_per_statistics_block(table.chunk_count);
+  const std::uint64_t first = static_cast<std::uint64_t>(block) * per_block;
+  const std::uint64_t left = table.chunk_count - first;
+  const std::uint32_t count = left < per_block ? static_cast<std::uint32_t>(left) : per_block;
+  if (threadIdx.x < 32) {
+    bool alike = true;
+    if (threadIdx.x < count) {
+      staged_chunk mine = {nullptr, 0, 0, storage_format::f32, false};
+      const chunk_descriptor chunk = table.chunks[first + threadIdx.x];
+      if (chunk.tensor != no_tensor) {
+        const tensor_descriptor& tensor = table.tensors[chunk.tensor];
+        mine.gradient = tensor.gradient;
+        mine.begin = static_cast<std::uint64_t>(chunk.index) * chunk_elements;
+        const std::uint64_t remaining = tensor.numel - mine.begin;
+        mine.count =
+            remaining < chunk_elements ? static_cast<std::uint32_t>(remaining) : chunk_elements;
+        mine.format = tensor.signature.gradient;
+        mine.whole = mine.count == chunk_elements &&
+                     reinterpret_cast<std::uintptr_t>(mine.gradient) % 16 == 0;
+      }
+      staged.chunk[threadIdx.x] = mine;
+      const auto format = static_cast<int>(mine.format);
+      alike = mine.whole && format == __shfl_sync((1u << count) - 1u, format, 0);
+    }
+    alike = __all_sync(0xffffffffu, alike);
+    if (threadIdx.x == 0) {
+      staged.count = count;
+      staged.alike = alike;
+    }
   }
   __syncthreads();
-  block_statistics result = {0.0, 0};
-  if (threadIdx.x == 0) {
+}
+
+template <storage_format Format, class Statistics>
+__device__ __forceinline__ void add_chunks(const staged_chunks& staged, Statistics& statistics) {
+  constexpr int width = 16 / sizeof(typename math::format_traits<Format>::storage);
+  constexpr int passes = chunk_elements / (threads * width);
+  struct fetched_chunk {
+    stored_bits<width> bits[passes];
+  };
+  const auto fetch = [](const staged_chunk& chunk) {
+    const plain_operand<Format> operand{chunk.gradient};
+    fetched_chunk fetched;
 #pragma unroll
-    for (int distance = warps / 2; distance > 0; distance /= 2) {
-#pragma unroll
-      for (int warp = 0; warp < distance; ++warp) warp_sums[warp] += warp_sums[warp + distance];
+    for (int pass = 0; pass < passes; ++pass) {
+      const int offset = (pass * threads + static_cast<int>(threadIdx.x)) * width;
+      fetched.bits[pass] = operand.template fetch<width>(vector_access{chunk.begin + offset});
     }
-    for (int warp = 0; warp < warps; ++warp) result.non_finite |= warp_flags[warp];
-    result.sum = warp_sums[0];
+    return fetched;
+  };
+  // The next chunk is on its way while this one is added up.
+  fetched_chunk current = fetch(staged.chunk[0]);
+  for (std::uint32_t c = 1; c < staged.count; ++c) {
+    const fetched_chunk next = fetch(staged.chunk[c]);
+    statistics.add(plain_operand<Format>{nullptr}, current.bits);
+    current = next;
   }
+  statistics.add(plain_operand<Format>{nullptr}, current.bits);
+}
+
+/// A chunk of any kind: tails, unaligned gradients, formats that change from chunk to chunk.
+template <storage_format Format, class Statistics>
+__device__ __forceinline__ void add_chunk(const staged_chunk& chunk, Statistics& statistics) {
+  constexpr int width = 16 / sizeof(typename math::format_traits<Format>::storage);
+  constexpr int passes = chunk_elements / (threads * width);
+  const plain_operand<Format> operand{chunk.gradient};
+  stored_bits<width> bits[passes];
+#pragma unroll
+  for (int pass = 0; pass < passes; ++pass) {
+    const int offset = (pass * threads + static_cast<int>(threadIdx.x)) * width;
+    bits[pass] = chunk.whole
+                     ? operand.template fetch<width>(vector_access{chunk.begin + offset})
+                     : operand.template fetch<width>(element_access{
+                           chunk.begin + offset, 1, static_cast<int>(chunk.count) - offset});
+  }
+  // Elements that do not exist read as zeros, which neither sums nor magnitudes notice.
+  const std::uint32_t before = statistics.zeros;
+  statistics.add(operand, bits);
+  if (statistics.zeros != before && !chunk.whole) {
+#pragma unroll
+    for (int pass = 0; pass < passes; ++pass) {
+      const int offset = (pass * threads + static_cast<int>(threadIdx.x)) * width;
+      const int exist = static_cast<int>(chunk.count) - offset;
+      statistics.zeros -= static_cast<std::uint32_t>(exist <= 0      ? width
+                                                     : exist < width ? width - exist
+                                                                     : 0);
+    }
+  }
+}
+
+template <class Statistics>
+__device__ __forceinline__ void add_staged(const staged_chunks& staged, Statistics& statistics) {
+  const auto visit = [](storage_format format, auto&& body) {
+    table_format(format).visit<storage_format::f32, storage_format::f16, storage_format::bf16>(
+        body);
+  };
+  if (staged.alike) {
+    visit(staged.chunk[0].format,
+          [&](auto format) { add_chunks<format.value>(staged, statistics); });
+    return;
+  }
+  for (std::uint32_t c = 0; c < staged.count; ++c) {
+    const staged_chunk& chunk = staged.chunk[c];
+    visit(chunk.format, [&](auto format) { add_chunk<format.value>(chunk, statistics); });
+  }
+}
+
+/// Adds over the block: within warps by halving distances, then over the warps likewise. Valid in
+/// every thread.
+template <norm_kind Norm>
+__device__ partial_statistics reduce_over_block(partial_statistics mine) {
+  __shared__ double warp_totals[warps];
+  __shared__ std::uint32_t warp_zeros[warps];
+  const auto combine = [](double a, double b) {
+    // Of a maximum, NaN counts as the largest.
+    return Norm == norm_kind::l2 ? a + b : (b > a || b != b ? b : a);
+  };
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    mine.total = combine(mine.total, __shfl_down_sync(0xffffffffu, mine.total, distance));
+  }
+  mine.zeros = __reduce_add_sync(0xffffffffu, mine.zeros);
+  if (threadIdx.x % 32 == 0) {
+    warp_totals[threadIdx.x / 32] = mine.total;
+    warp_zeros[threadIdx.x / 32] = mine.zeros;
+  }
+  __syncthreads();
+  double totals[warps];
+  partial_statistics result;
+#pragma unroll
+  for (int warp = 0; warp < warps; ++warp) {
+    totals[warp] = warp_totals[warp];
+    result.zeros += warp_zeros[warp];
+  }
+#pragma unroll
+  for (int distance = warps / 2; distance > 0; distance /= 2) {
+#pragma unroll
+    for (int warp = 0; warp < distance; ++warp) {
+      totals[warp] = combine(totals[warp], totals[warp + distance]);
+    }
+  }
+  result.total = totals[0];
   __syncthreads();
   return result;
 }
 
-/// One thread's share of one chunk. The thread owns runs of `Width` consecutive elements, 16 bytes
-/// each, and keeps one sum for each position in the run; element e of the chunk thus belongs to
-/// sum e % (threads * Width).
-template <storage_format Format>
-__device__ __forceinline__ math::scaled_sum add_chunk(const tensor_descriptor& tensor,
-                                                      std::uint64_t begin, int count,
-                                                      std::uint32_t& non_finite) {
-  constexpr int width = 16 / sizeof(typename math::format_traits<Format>::storage);
-  constexpr int passes = chunk_elements / (threads * width);
-  const plain_operand<Format> operand{tensor.gradient};
-
-  stored_bits<width> bits[passes];
-  const bool whole = tensor.vectorizable && count == static_cast<int>(chunk_elements);
-#pragma unroll
-  for (int pass = 0; pass < passes; ++pass) {
-    const int offset = (pass * threads + static_cast<int>(threadIdx.x)) * width;
-    bits[pass] =
-        whole ? operand.template fetch<width>(vector_access{begin + offset})
-              : operand.template fetch<width>(element_access{begin + offset, 1, count - offset});
+/// Reads the gradients of one block and leaves its partial.
+template <norm_kind Norm, bool CountZeros>
+__device__ __forceinline__ void measure(const statistics_table_view& table, std::uint32_t block,
+                                        partial_statistics* partials) {
+  __shared__ staged_chunks staged;
+  thread_statistics<Norm, CountZeros> found;
+  if (table.chunk_count != 0) {
+    stage_chunks(table, block, staged);
+    add_staged(staged, found);
   }
-  math::scaled_sum sums[width] = {};
-#pragma unroll
-  for (int pass = 0; pass < passes; ++pass) {
-    const float_pack<width> gradient = operand.decode(bits[pass]);
-#pragma unroll
-    for (int i = 0; i < width; ++i) {
-      math::add_square(sums[i], gradient.value[i]);
-      non_finite |= math::is_finite(gradient.value[i]) ? 0u : 1u;
-    }
-  }
-#pragma unroll
-  for (int distance = width / 2; distance > 0; distance /= 2) {
-#pragma unroll
-    for (int i = 0; i < distance; ++i) sums[i] = sums[i] + sums[i + distance];
-  }
-  return sums[0];
+  partial_statistics mine;
+  mine.total =
+      Norm == norm_kind::l2 ? found.sum : static_cast<double>(__uint_as_float(found.largest));
+  mine.zeros = found.zeros;
+  const partial_statistics whole = reduce_over_block<Norm>(mine);
+  if (threadIdx.x == 0) partials[block] = whole;
 }
 
-__device__ __forceinline__ math::scaled_sum add_chunk(const tensor_descriptor& tensor,
-                                                      std::uint64_t begin, int count,
-                                                      std::uint32_t& non_finite) {
-  math::scaled_sum sum;
-  table_format(tensor.signature.gradient)
-      .visit<storage_format::f32, storage_format::f16, storage_format::bf16>(
-          [&](auto format) { sum = add_chunk<format.value>(tensor, begin, count, non_finite); });
-  return sum;
-}
-
-__global__ void __launch_bounds__(threads)
-    grad_stats_kernel(tensor_table_view table, grad_stats_workspace workspace,
-                      step_block_view block, settings_batch settings) {
-  let_successors_start();
-  wait_for_predecessors();
-
-  const std::uint32_t per_block = chunks_per_statistics_block(table.chunk_count);
-  const std::uint64_t first = static_cast<std::uint64_t>(blockIdx.x) * per_block;
-  const std::uint64_t last =
-      first + per_block < table.chunk_count ? first + per_block : table.chunk_count;
-  math::scaled_sum sum;
-  block_statistics mine = {0.0, 0};
-  for (std::uint64_t c = first; c < last; ++c) {
-    const chunk_descriptor chunk = table.chunks[c];
-    const tensor_descriptor tensor = table.tensors[chunk.tensor];
-    const std::uint64_t begin = static_cast<std::uint64_t>(chunk.index) * chunk_elements;
-    const std::uint64_t remaining = tensor.numel - begin;
-    const int count =
-        remaining < chunk_elements ? static_cast<int>(remaining) : static_cast<int>(chunk_elements);
-    sum = sum + add_chunk(tensor, begin, count, mine.non_finite);
-  }
-  mine.sum = math::total(sum);
-  const block_statistics partial = reduce_over_block(mine);
-
+/// Counts the blocks of the launch that have finished; true in every thread of the last one, which
+/// then sees what the others wrote.
+__device__ __forceinline__ bool is_last_block(std::uint32_t* arrivals) {
   __shared__ bool is_last;
+  __syncthreads();
   if (threadIdx.x == 0) {
-    workspace.sums[blockIdx.x] = partial.sum;
-    workspace.non_finite[blockIdx.x] = partial.non_finite;
     __threadfence();
     // atomicInc wraps to zero at the last arrival, which leaves the counter ready for the next
     // replay.
-    is_last = atomicInc(workspace.arrivals, gridDim.x - 1) == gridDim.x - 1;
+    is_last = atomicInc(arrivals, gridDim.x - 1) == gridDim.x - 1;
+    __threadfence();
   }
   __syncthreads();
-  if (!is_last) return;
+  return is_last;
+}
 
-  __threadfence();
-  mine = {0.0, 0};
-  for (std::uint32_t i = threadIdx.x; i < gridDim.x; i += threads) {
-    mine.sum += __ldcg(workspace.sums + i);
-    mine.non_finite |= __ldcg(workspace.non_finite + i);
+/// Totals of the norm groups and the number of zeros, in shared memory.
+struct gathered_totals {
+  double total[max_norm_groups];
+  std::uint64_t zeros;
+};
+
+template <norm_kind Norm>
+__device__ __forceinline__ void gather_partials(const statistics_table_view& table,
+                                                const partial_statistics* partials,
+                                                gathered_totals& gathered) {
+  std::uint64_t zeros = 0;
+  std::uint32_t begin = 0;
+  for (std::uint32_t group = 0; group < table.norm_group_count; ++group) {
+    const std::uint32_t end = table.norm_group_count == 1 ? statistics_blocks(table.chunk_count)
+                                                          : table.norm_group_ends[group];
+    partial_statistics mine;
+    for (std::uint32_t i = begin + threadIdx.x; i < end; i += threads) {
+      const partial_statistics partial = read_fresh(partials + i);
+      if constexpr (Norm == norm_kind::l2) {
+        mine.total += partial.total;
+      } else {
+        mine.total = partial.total > mine.total || partial.total != partial.total ? partial.total
+                                                                                  : mine.total;
+      }
+      mine.zeros += partial.zeros;
+    }
+    const partial_statistics whole = reduce_over_block<Norm>(mine);
+    if (threadIdx.x == 0) gathered.total[group] = whole.total;
+    zeros += whole.zeros;
+    begin = end;
   }
-  __shared__ gradient_statistics statistics;
-  const block_statistics whole = reduce_over_block(mine);
-  if (threadIdx.x == 0) statistics = {whole.sum, whole.non_finite, 1};
+  if (threadIdx.x == 0) gathered.zeros = zeros;
   __syncthreads();
-  advance_step_in_block(block, settings, statistics);
+}
+
+/// The first block prepares the step while the others read the gradients; the last to arrive
+/// finishes it.
+template <norm_kind Norm, bool CountZeros>
+__global__ void __launch_bounds__(threads)
+    grad_stats_kernel(statistics_table_view table, grad_stats_workspace workspace,
+                      step_block_view block, const __grid_constant__ settings_batch settings) {
+  let_successors_start();
+  wait_for_predecessors();
+  if (blockIdx.x == 0) {
+    prepare_step_in_block(block, settings);
+  } else {
+    measure<Norm, CountZeros>(table, blockIdx.x - 1, workspace.partials);
+  }
+  if (!is_last_block(workspace.arrivals)) return;
+
+  __shared__ gathered_totals gathered;
+  gather_partials<Norm>(table, workspace.partials, gathered);
+  gradient_statistics statistics;
+  statistics.measured = 1;
+  statistics.zeros = gathered.zeros;
+  statistics.total = math::combined_total(gathered.total, table.norm_group_count, Norm);
+  finish_step_in_block(block, statistics, [&](std::uint32_t i) { return gathered.total[i]; });
+}
+
+template <norm_kind Norm, bool CountZeros>
+__global__ void __launch_bounds__(threads)
+    grad_totals_kernel(statistics_table_view table, grad_stats_workspace workspace,
+                       double* totals) {
+  let_successors_start();
+  wait_for_predecessors();
+  measure<Norm, CountZeros>(table, blockIdx.x, workspace.partials);
+  if (!is_last_block(workspace.arrivals)) return;
+  __shared__ gathered_totals gathered;
+  gather_partials<Norm>(table, workspace.partials, gathered);
+  if (threadIdx.x < table.norm_group_count) totals[threadIdx.x] = gathered.total[threadIdx.x];
+  if (threadIdx.x == 0) totals[table.norm_group_count] = static_cast<double>(gathered.zeros);
+}
+
+/// Calls `body` with the options as template arguments.
+template <class Body>
+cudaError_t with_options(const statistics_options& options, Body&& body) {
+  using l2 = std::integral_constant<norm_kind, norm_kind::l2>;
+  using infinity = std::integral_constant<norm_kind, norm_kind::infinity>;
+  if (options.norm == norm_kind::l2) {
+    return options.count_zeros ? body(l2{}, std::true_type{}) : body(l2{}, std::false_type{});
+  }
+  return options.count_zeros ? body(infinity{}, std::true_type{})
+                             : body(infinity{}, std::false_type{});
 }
 
 }  // namespace
 
-cudaError_t launch_grad_stats(const tensor_table_view& table, const grad_stats_workspace& workspace,
-                              const step_block_view& block, const settings_batch& settings,
-                              launch_order order, cudaStream_t stream) {
-  return launch(grad_stats_kernel, statistics_blocks(table.chunk_count), threads, order, stream,
-                table, workspace, block, settings);
+cudaError_t launch_grad_stats(const statistics_table_view& table, const statistics_options& options,
+                              const grad_stats_workspace& workspace, const step_block_view& block,
+                              const settings_batch& settings, launch_order order,
+                              cudaStream_t stream) {
+  return with_options(options, [&](auto norm, auto zeros) {
+    return launch(grad_stats_kernel<norm.value, zeros.value>,
+                  statistics_blocks(table.chunk_count) + 1, threads, order, stream, table,
+                  workspace, block, settings);
+  });
+}
+
+cudaError_t launch_grad_totals(const statistics_table_view& table,
+                               const statistics_options& options,
+                               const grad_stats_workspace& workspace, double* totals,
+                               launch_order order, cudaStream_t stream) {
+  return with_options(options, [&](auto norm, auto zeros) {
+    return launch(grad_totals_kernel<norm.value, zeros.value>, statistics_blocks(table.chunk_count),
+                  threads, order, stream, table, workspace, totals);
+  });
 }
 
 }  // namespace stepgraph::cuda

@@ -68,14 +68,18 @@ __device__ __forceinline__ fetched_operands<Width> fetch_operands(const Operands
   return fetched;
 }
 
-/// Decodes, updates and stores a few elements; returns the largest magnitude among the new weights
-/// if the parameter is FP8, else 0.
+/// Decodes, updates and stores a few elements, the gradient too if it is to be left unscaled;
+/// returns the largest magnitude among the new weights if the parameter is FP8, else 0.
 template <int Width, class Operands, class Access>
 __device__ __forceinline__ float update_pack(const Operands& operands,
                                              const math::adam_terms& terms,
-                                             const math::rounding_source& rounding, Access at,
+                                             const math::rounding_source& rounding,
+                                             gradient_store gradients, Access at,
                                              const fetched_operands<Width>& fetched) {
   const float_pack<Width> gradient = operands.decode_gradient(fetched.gradient);
+  if (gradients == gradient_store::unscaled) {
+    operands.store_gradient(at, scaled(gradient, fabsf(terms.gradient_scale)));
+  }
   float_pack<Width> weight = operands.decode_weight(fetched.weight);
   float_pack<Width> exp_avg = operands.first_moment().decode(fetched.exp_avg);
   float_pack<Width> exp_avg_sq = operands.second_moment().decode(fetched.exp_avg_sq);
@@ -122,13 +126,14 @@ __device__ __forceinline__ std::uint32_t update_packs(const Operands& operands, 
 #pragma unroll
     for (int pack = 0; pack < Packs; ++pack) {
       largest = math::larger_magnitude(
-          largest, update_pack(operands, terms.adam, rounding, access_of(pack), fetched[pack]));
+          largest, update_pack(operands, terms.adam, rounding, options.gradients, access_of(pack),
+                               fetched[pack]));
     }
   }
-  if (options.zero_gradients) {
+  if (options.gradients == gradient_store::zero) {
 #pragma unroll
     for (int pack = 0; pack < Packs; ++pack) {
-      operands.template zero_gradient<Width>(access_of(pack));
+      operands.store_gradient(access_of(pack), float_pack<Width>{});
     }
   }
   return math::float_bits(largest);
@@ -175,11 +180,14 @@ __global__ void __launch_bounds__(update_threads)
   static_assert(packs * threads * width == elements);
 
   let_successors_start();
-  const chunk_descriptor chunk = table.chunks[blockIdx.x / update_blocks_per_chunk];
+  // From the last chunk to the first: the gradients that grad_stats read last are still in the
+  // cache.
+  const std::uint32_t block = gridDim.x - 1 - blockIdx.x;
+  const chunk_descriptor chunk = table.chunks[block / update_blocks_per_chunk];
   const tensor_descriptor tensor = table.tensors[chunk.tensor];
   const typename Formats::operands operands(tensor);
   const std::uint64_t begin = static_cast<std::uint64_t>(chunk.index) * chunk_elements +
-                              blockIdx.x % update_blocks_per_chunk * elements;
+                              block % update_blocks_per_chunk * elements;
   if (begin >= tensor.numel) return;
   const std::uint64_t remaining = tensor.numel - begin;
   std::uint32_t largest = 0;

@@ -80,8 +80,8 @@ struct update_operands {
     return pack;
   }
   template <int Width, class Access>
-  __device__ __forceinline__ void zero_gradient(Access at) const {
-    visit_gradient([&](auto operand) { operand.store(at, float_pack<Width>{}); });
+  __device__ __forceinline__ void store_gradient(Access at, const float_pack<Width>& pack) const {
+    visit_gradient([&](auto operand) { operand.store(at, pack); });
   }
 
   /// The parameter: the master, where there is one.

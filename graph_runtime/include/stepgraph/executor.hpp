@@ -5,29 +5,37 @@
 #include <vector>
 
 #include "stepgraph/step_plan.hpp"
+#include "stepgraph/step_record.hpp"
 
 namespace stepgraph {
 
 namespace detail {
 struct step_tables;
 class pending_changes;
+class record_ring;
 }  // namespace detail
 
 /// Where one group stands.
 struct group_status {
   std::uint64_t step = 0;      ///< updates applied
   double learning_rate = 0.0;  ///< of the latest applied update
+  double weight_decay = 0.0;   ///< of the latest applied update
 };
 
 /// Where the step stands, read back from the memory of the executor.
 struct step_status {
   std::uint64_t step = 0;     ///< steps applied
   std::uint64_t skipped = 0;  ///< steps skipped
+  std::uint64_t samples = 0;  ///< consumed by the applied steps
   bool last_skipped = false;  ///< the latest step was skipped
-  double grad_norm = 0.0;  ///< of the latest step: global L2 norm of the unscaled gradient before
+  bool found_inf = false;  ///< in the latest step: a gradient was not finite, or the input said so
+  double grad_norm = 0.0;  ///< of the latest step: global norm of the unscaled gradient before
                            ///< clipping; 0 if the plan does not measure it, infinity if not finite
-  double loss_scale = 1.0;
+  std::vector<double> norms;  ///< of each norm group, likewise
+  std::uint64_t zeros = 0;    ///< gradient elements that are zero, if the plan counts them
   double clip_coefficient = 1.0;
+  double loss_scale = 1.0;           ///< of the latest step
+  loss_scale_state next_loss_scale;  ///< of the next step
   std::vector<group_status> groups;
 };
 
@@ -73,10 +81,18 @@ class executor {
   void set_group_step(group_id group, std::uint64_t step);
   /// The number of steps applied, of all groups and the whole step.
   void set_step(std::uint64_t step);
+  /// The scale of the next step, rounded to f32; its counters stay.
   void set_loss_scale(double value);
-  /// Has an effect only if the plan measures the norm (skip_non_finite or max_grad_norm > 0 when it
-  /// was built); otherwise refused.
+  /// 0: no clipping. Refused unless the plan measures the gradients (`measures_gradients`).
   void set_max_grad_norm(double value);
+  /// 0: no step is skipped for its norm. Refused unless the plan measures the gradients.
+  void set_skip_above_norm(double value);
+  /// What each applied step adds to the samples consumed.
+  void set_samples_per_step(std::uint64_t samples);
+  /// Restores where a step stood: counters, samples, loss scale and the steps of all groups. The
+  /// tensors are the caller's to restore, in place; nothing needs to be captured again. Refuses a
+  /// state of another number of groups.
+  void load_state(const step_status& state);
 
   /// Points one operand of one tensor at other memory of the same element count, format and device,
   /// from the next launch on. The old memory must stay valid until the launches already made have
@@ -88,6 +104,12 @@ class executor {
   /// the last launch are not visible yet.
   virtual step_status status() = 0;
 
+  /// Takes the records of the steps that have finished since the last call, oldest first, without
+  /// waiting for anything: a record is complete or it is not there yet. Records that the ring had
+  /// to overwrite are counted. Empty if the plan writes none (record_capacity). Not to be called
+  /// from two threads at once; legal after a release.
+  record_batch read_records();
+
  protected:
   explicit executor(step_plan plan);
 
@@ -97,14 +119,17 @@ class executor {
 
   detail::step_tables& tables() noexcept { return *tables_; }
   detail::pending_changes& pending() noexcept { return *pending_; }
+  /// Where the plan's records go, if it writes any; called once by the constructor.
+  void set_records(std::unique_ptr<detail::record_ring> records);
 
  private:
   void check_group(group_id group) const;
-  bool measures_norm() const;
+  void check_measures(const char* option) const;
 
   std::unique_ptr<const step_plan> plan_;
   std::unique_ptr<detail::step_tables> tables_;
   std::unique_ptr<detail::pending_changes> pending_;
+  std::unique_ptr<detail::record_ring> records_;
 };
 
 }  // namespace stepgraph

@@ -21,6 +21,9 @@ class host_executor final : public executor {
 
   step_status status() override;
 
+  /// The loss scale that the next step expects in its gradients.
+  const float* loss_scale_address() const noexcept;
+
  private:
   void check_memory(const void* data, const std::string& tensor,
                     operand_kind operand) const override;

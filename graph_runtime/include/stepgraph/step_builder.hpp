@@ -34,7 +34,12 @@ class step_builder {
   /// misaligned memory, formats that no kernel handles, and names already taken.
   tensor_id add_tensor(group_id group, tensor_operands operands);
 
-  /// Refuses a loss scale that is not positive and finite, and a negative or NaN max_grad_norm.
+  /// Adds a gradient without a parameter: it takes part in the norm and the checks, and
+  /// `unscale_gradients` scales it in place. A plan may hold nothing else.
+  tensor_id add_gradient(group_id group, std::string name, tensor_view gradient);
+
+  /// Refuses a loss scale that is not positive and finite, negative or NaN norms, scaling rules
+  /// with factors on the wrong side of one, and options that contradict each other.
   void set_options(const step_options& options);
 
   /// The plan. Refuses operands that share memory. Tensors of the same signature join one node
@@ -42,6 +47,11 @@ class step_builder {
   step_plan build() const;
 
  private:
+  void check_place(group_id group, const tensor_operands& operands) const;
+  void check_same_device(const std::string& name, const tensor_view& view) const;
+  std::vector<plan_node> update_nodes() const;
+  plan_node statistics_node(const std::vector<plan_node>& updates, const plan_node& scaling) const;
+
   plan_purpose purpose_;
   std::vector<group_options> groups_;
   std::vector<plan_tensor> tensors_;

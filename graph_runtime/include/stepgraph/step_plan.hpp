@@ -7,7 +7,7 @@
 
 #include "stepgraph/kernels/signature.hpp"
 #include "stepgraph/kernels/tensor_table.hpp"
-#include "stepgraph/math/schedule.hpp"
+#include "stepgraph/math/step_scalars.hpp"
 #include "stepgraph/tensor_view.hpp"
 
 namespace stepgraph {
@@ -35,6 +35,13 @@ struct group_options {
   bool maximize = false;
   std::optional<learning_rate_schedule> schedule = {};  ///< evaluated on the device, once a step
   std::uint64_t step = 0;  ///< updates already applied, when training resumes
+  /// Gradients of one norm group have a norm of their own beside the global one, which combines all
+  /// of them and decides on clipping and skipping. Groups without a name share one.
+  std::string norm_group = {};
+  /// One f32 in the memory of the tensors that every step reads, instead of value and schedule:
+  /// whoever writes it orders that with the launches. Null: none.
+  const float* learning_rate_input = nullptr;
+  const float* weight_decay_input = nullptr;  ///< likewise
 };
 
 /// The operands of one tensor's update. All have the parameter's element count and device.
@@ -55,12 +62,29 @@ struct tensor_operands {
 };
 
 /// Options of the step as a whole.
+///
+/// A skipped step leaves parameters, state and the groups' steps as they are; only the loss scale
+/// and its counters move.
 struct step_options {
-  bool skip_non_finite = false;  ///< leave everything untouched when a gradient is not finite
-  double max_grad_norm = 0.0;    ///< clip the global L2 norm of the gradient; 0: no clipping.
+  bool skip_non_finite = false;  ///< skip the step when a gradient is not finite
+  double max_grad_norm = 0.0;    ///< clip the global norm of the gradient; 0: no clipping.
                                  ///< Implies skip_non_finite: an infinite norm cannot be clipped
-  double loss_scale = 1.0;       ///< gradients arrive multiplied by this
-  bool zero_gradients = false;   ///< the update stores zeros into the gradients it has read
+  double skip_above_norm = 0.0;  ///< skip the step when the norm is above this; 0: never
+  norm_kind norm = norm_kind::l2;
+  bool measure_norm = false;       ///< measure it even if nothing depends on it
+  bool count_zeros = false;        ///< count the gradient elements that are zero
+  double loss_scale = 1.0;         ///< gradients arrive multiplied by this, rounded to f32
+  loss_scaling scaling = {};       ///< how the scale changes; a rule implies skip_non_finite
+  bool zero_gradients = false;     ///< the update stores zeros into the gradients it has read
+  bool unscale_gradients = false;  ///< gradients are left divided by the scale and clipped
+  /// One f32 each in the memory of the tensors that every step reads; null: none.
+  const float* found_inf_input = nullptr;   ///< anything but zero, NaN too, skips the step
+  const float* loss_scale_input = nullptr;  ///< instead of loss_scale; needs the rule `fixed`
+  /// Leave the totals of the gradient to foreign work, which combines them over devices, between
+  /// `grad_stats` and a node `advance_step` of its own.
+  bool exchange_totals = false;
+  std::uint64_t samples_per_step = 0;  ///< what an applied step adds to the samples consumed
+  std::uint32_t record_capacity = 0;   ///< step records that the ring holds; 0: none are written
   /// Round bf16 parameters without master up or down at random, in proportion to the distance, so
   /// that updates smaller than their last place survive on average. Keyed by seed, step, tensor and
   /// element: replays differ, reruns repeat.
@@ -68,10 +92,17 @@ struct step_options {
   std::uint64_t seed = 0;  ///< of the stochastic rounding
 };
 
+/// True if a step with these options reads its gradients before it updates.
+bool measures_gradients(const step_options& options);
+/// True if a gradient that is not finite skips the step.
+bool skips_non_finite(const step_options& options);
+
 enum class node_kind : std::uint8_t {
-  grad_stats,    ///< reads every gradient; its last block advances the step
-  advance_step,  ///< advances the step when there is no grad_stats
-  update,        ///< Adam for all tensors of one signature
+  grad_stats,       ///< reads every gradient; its last block advances the step
+  advance_step,     ///< advances the step when grad_stats does not
+  update,           ///< Adam for all tensors of one signature
+  scale_gradients,  ///< unscales and clips gradients that have no parameter
+  report,           ///< writes the step record
 };
 
 /// A tensor of the plan.
@@ -79,11 +110,12 @@ struct plan_tensor {
   tensor_operands operands;
   group_id group = 0;
   update_signature signature;
+  bool gradient_only = false;  ///< takes part in the norm and in unscaling, not in an update
 };
 
 /// One kernel launch of the step, or one loop of the host executor.
 struct plan_node {
-  std::string name;  ///< "grad_stats", "advance_step", "update/<signature>"
+  std::string name;  ///< that of its kind, of an update "update/<signature>"
   node_kind kind = node_kind::update;
   update_signature signature;       ///< of an update
   std::vector<tensor_id> tensors;   ///< whose operands it touches, in launch order
@@ -107,6 +139,8 @@ struct step_plan {
   device_location device;
   step_options options;
   std::vector<group_options> groups;
+  std::vector<std::string> norm_groups;      ///< names, in the order of their groups; at least one
+  std::vector<std::uint32_t> norm_group_of;  ///< of each group
   std::vector<plan_tensor> tensors;
   std::vector<plan_node> nodes;  ///< in an order in which they can run
   std::vector<plan_edge> edges;

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
+#include <memory>
 
 #include "stepgraph/cuda/capture_scope.hpp"
 #include "stepgraph/cuda/check.hpp"
@@ -12,14 +14,22 @@
 namespace stepgraph::cuda {
 namespace {
 
+/// Where an array lies in an arena.
+template <class Element>
+struct arena_place {
+  std::size_t offset;
+
+  Element* in(std::byte* base) const { return reinterpret_cast<Element*>(base + offset); }
+};
+
 /// Places arrays one after the other in one allocation, each at a multiple of 256 bytes.
 class arena_layout {
  public:
   template <class Element>
-  std::size_t reserve(std::size_t count) {
+  arena_place<Element> reserve(std::size_t count) {
     const std::size_t offset = size_;
     size_ += (count * sizeof(Element) + 255) / 256 * 256;
-    return offset;
+    return {offset};
   }
   std::size_t size() const noexcept { return size_; }
 
@@ -46,7 +56,38 @@ int cuda_device_of(const step_plan& plan) {
   return plan.device.index;
 }
 
+/// The scalars that every step reads must be where its kernels can read them.
+void check_inputs(const step_plan& plan, int device) {
+  const auto check = [&](const float* input, const std::string& what) {
+    if (input == nullptr) return;
+    cudaPointerAttributes attributes = {};
+    STEPGRAPH_CUDA_CHECK(cudaPointerGetAttributes(&attributes, input));
+    if (attributes.devicePointer != nullptr &&
+        (attributes.type != cudaMemoryTypeDevice || attributes.device == device)) {
+      return;
+    }
+    throw usage_error(fmt::format("{} at {} is not memory that cuda:{} can read", what,
+                                  static_cast<const void*>(input), device));
+  };
+  check(plan.options.found_inf_input, "found_inf_input");
+  check(plan.options.loss_scale_input, "loss_scale_input");
+  for (const group_options& group : plan.groups) {
+    check(group.learning_rate_input, fmt::format("group '{}': learning_rate_input", group.name));
+    check(group.weight_decay_input, fmt::format("group '{}': weight_decay_input", group.name));
+  }
+}
+
+std::size_t find_settings_node(const step_plan& plan) {
+  const auto advances = [&](const plan_node& node) {
+    return node.kind == node_kind::advance_step ||
+           (node.kind == node_kind::grad_stats && !plan.options.exchange_totals);
+  };
+  return static_cast<std::size_t>(std::find_if(plan.nodes.begin(), plan.nodes.end(), advances) -
+                                  plan.nodes.begin());
+}
+
 void check_all_memory(const step_plan& plan, int device) {
+  check_inputs(plan, device);
   for (const plan_tensor& tensor : plan.tensors) {
     const tensor_operands& operands = tensor.operands;
     if (operands.parameter.numel == 0) continue;
@@ -54,8 +95,9 @@ void check_all_memory(const step_plan& plan, int device) {
       check_device_memory(view.data, device, operands.name, kind);
       if (view.scales != nullptr) check_device_memory(view.scales, device, operands.name, kind);
     };
-    check(operands.parameter, operand_kind::parameter);
     check(*operands.gradient, operand_kind::gradient);
+    if (tensor.gradient_only) continue;
+    check(operands.parameter, operand_kind::parameter);
     if (operands.master) check(*operands.master, operand_kind::master);
     check(operands.exp_avg, operand_kind::exp_avg);
     check(operands.exp_avg_sq, operand_kind::exp_avg_sq);
@@ -97,52 +139,79 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
 
   const detail::step_block_image image(plan);
   const std::size_t groups = image.groups.size();
-  const std::size_t partials = statistics_blocks(tables.chunks.size());
+  const std::size_t norm_groups = image.norms.size();
+  const std::size_t partials = statistics_blocks(tables.statistics_chunk_count());
   arena_layout layout;
-  const std::size_t scalars_at = layout.reserve<step_scalars>(1);
-  const std::size_t step_at = layout.reserve<step_settings>(1);
-  const std::size_t groups_at = layout.reserve<group_settings>(groups);
-  const std::size_t progress_at = layout.reserve<group_progress>(groups);
-  const std::size_t terms_at = layout.reserve<math::adam_terms>(groups);
-  const std::size_t arrivals_at = layout.reserve<std::uint32_t>(1);
-  const std::size_t tensor_arrivals_at = layout.reserve<std::uint32_t>(tables.tensors.size());
-  const std::size_t tensors_at = layout.reserve<tensor_descriptor>(tables.tensors.size());
-  const std::size_t chunks_at = layout.reserve<chunk_descriptor>(tables.chunks.size());
+  const auto scalars = layout.reserve<step_scalars>(1);
+  const auto step = layout.reserve<step_settings>(1);
+  const auto group_settings_at = layout.reserve<group_settings>(groups);
+  const auto progress = layout.reserve<group_progress>(groups);
+  const auto terms = layout.reserve<math::adam_terms>(groups);
+  const auto norms = layout.reserve<double>(norm_groups);
+  const auto arrivals = layout.reserve<std::uint32_t>(1);
+  const auto tensor_arrivals = layout.reserve<std::uint32_t>(tables.tensors.size());
+  const auto tensors = layout.reserve<tensor_descriptor>(tables.tensors.size());
+  const auto chunks = layout.reserve<chunk_descriptor>(tables.chunks.size());
+  const auto statistics_chunks = layout.reserve<chunk_descriptor>(tables.statistics_chunks.size());
+  const auto norm_group_ends = layout.reserve<std::uint32_t>(tables.norm_group_ends.size());
   const std::size_t uploaded = layout.size();
-  const std::size_t sums_at = layout.reserve<double>(partials);
-  const std::size_t non_finite_at = layout.reserve<std::uint32_t>(partials);
+  const auto prepared_step = layout.reserve<math::prepared_step>(1);
+  const auto prepared_groups = layout.reserve<math::prepared_group>(groups);
+  const auto totals = layout.reserve<double>(norm_groups + 1);
+  const auto partials_at = layout.reserve<partial_statistics>(partials);
   memory_ = allocate_device(layout.size());
 
   // The upload's source: zero where nothing is written, as the arrival counters must be.
   std::vector<std::byte> staged(uploaded);
-  const auto stage = [&](std::size_t offset, const auto* source, std::size_t count) {
-    if (count != 0) std::memcpy(staged.data() + offset, source, count * sizeof(*source));
+  const auto stage = [&]<class Element>(arena_place<Element> place,
+                                        const std::vector<Element>& source) {
+    if (!source.empty()) {
+      std::memcpy(staged.data() + place.offset, source.data(), source.size() * sizeof(Element));
+    }
   };
-  stage(scalars_at, &image.scalars, 1);
-  stage(step_at, &image.step, 1);
-  stage(groups_at, image.groups.data(), groups);
-  stage(progress_at, image.progress.data(), groups);
-  stage(tensors_at, tables.tensors.data(), tables.tensors.size());
-  stage(chunks_at, tables.chunks.data(), tables.chunks.size());
+  std::memcpy(staged.data() + scalars.offset, &image.scalars, sizeof(image.scalars));
+  std::memcpy(staged.data() + step.offset, &image.step, sizeof(image.step));
+  stage(group_settings_at, image.groups);
+  stage(progress, image.progress);
+  stage(norms, image.norms);
+  stage(tensors, tables.tensors);
+  stage(chunks, tables.chunks);
+  stage(statistics_chunks, tables.statistics_chunks);
+  stage(norm_group_ends, tables.norm_group_ends);
   // From pageable memory: returns when the source has been read.
   STEPGRAPH_CUDA_CHECK(
       cudaMemcpyAsync(memory_.get(), staged.data(), uploaded, cudaMemcpyHostToDevice, stream));
 
-  const auto at = [&](std::size_t offset) {
-    return static_cast<std::byte*>(memory_.get()) + offset;
-  };
-  block_.scalars = reinterpret_cast<step_scalars*>(at(scalars_at));
-  block_.step = reinterpret_cast<step_settings*>(at(step_at));
-  block_.groups = reinterpret_cast<group_settings*>(at(groups_at));
-  block_.progress = reinterpret_cast<group_progress*>(at(progress_at));
-  block_.terms = reinterpret_cast<math::adam_terms*>(at(terms_at));
+  auto* const base = static_cast<std::byte*>(memory_.get());
+  block_.scalars = scalars.in(base);
+  block_.step = step.in(base);
+  block_.groups = group_settings_at.in(base);
+  block_.progress = progress.in(base);
+  block_.terms = terms.in(base);
+  block_.prepared_step = prepared_step.in(base);
+  block_.prepared_groups = prepared_groups.in(base);
+  block_.norms = norms.in(base);
   block_.group_count = static_cast<std::uint32_t>(groups);
-  tensors_ = reinterpret_cast<tensor_descriptor*>(at(tensors_at));
-  tensor_arrivals_ = reinterpret_cast<std::uint32_t*>(at(tensor_arrivals_at));
-  chunks_ = reinterpret_cast<chunk_descriptor*>(at(chunks_at));
-  workspace_.sums = reinterpret_cast<double*>(at(sums_at));
-  workspace_.non_finite = reinterpret_cast<std::uint32_t*>(at(non_finite_at));
-  workspace_.arrivals = reinterpret_cast<std::uint32_t*>(at(arrivals_at));
+  block_.norm_group_count = static_cast<std::uint32_t>(norm_groups);
+  tensors_ = tensors.in(base);
+  chunks_ = chunks.in(base);
+  statistics_chunks_ = tables.statistics_chunks.empty() ? chunks_ : statistics_chunks.in(base);
+  norm_group_ends_ = norm_group_ends.in(base);
+  tensor_arrivals_ = tensor_arrivals.in(base);
+  totals_ = totals.in(base);
+  workspace_ = {partials_at.in(base), arrivals.in(base)};
+  settings_node_ = find_settings_node(plan);
+  make_record_ring();
+}
+
+void device_step::make_record_ring() {
+  if (plan_.options.record_capacity == 0) return;
+  const std::size_t bytes = detail::record_ring::bytes_for(plan_);
+  const std::shared_ptr<unique_pinned_memory> pinned =
+      std::make_shared<unique_pinned_memory>(allocate_pinned(bytes));
+  records_ =
+      std::make_unique<detail::record_ring>(plan_, std::shared_ptr<void>(pinned, pinned->get()));
+  ring_ = records_->view();
 }
 
 device_step::~device_step() {
@@ -163,15 +232,30 @@ void device_step::enqueue(std::size_t node, const settings_batch& settings,
   const launch_order order = node == 0 ? launch_order::full : launch_order::programmatic;
   cudaError_t status = cudaSuccess;
   switch (planned.kind) {
-    case node_kind::grad_stats:
-      status = launch_grad_stats(table, workspace_, block_, settings, order, stream);
+    case node_kind::grad_stats: {
+      const statistics_table_view statistics =
+          tables_.statistics_view(tensors_, statistics_chunks_, norm_group_ends_);
+      const statistics_options options = detail::make_statistics_options(plan_.options);
+      status =
+          plan_.options.exchange_totals
+              ? launch_grad_totals(statistics, options, workspace_, totals_, order, stream)
+              : launch_grad_stats(statistics, options, workspace_, block_, settings, order, stream);
       break;
+    }
     case node_kind::advance_step:
-      status = launch_advance_step(block_, settings, order, stream);
+      status = launch_advance_step(
+          block_, settings, plan_.options.exchange_totals ? totals_ : nullptr, order, stream);
       break;
     case node_kind::update:
       status = launch_update(planned.signature, table, block_,
                              detail::make_update_options(plan_.options), order, stream);
+      break;
+    case node_kind::scale_gradients:
+      status = launch_scale_gradients({table.tensors, table.chunks, table.chunk_count}, block_,
+                                      order, stream);
+      break;
+    case node_kind::report:
+      status = launch_report(block_, ring_, order, stream);
       break;
   }
   check(status, planned.name.c_str());
@@ -189,11 +273,16 @@ void device_step::copy_tensors(cudaStream_t stream) {
 device_step::delivery device_step::pack_settings() {
   delivery sent;
   if (taken_.empty()) return sent;
+  sent.settings.count = static_cast<std::uint32_t>(taken_.size());
+  sent.settings.serial = ++serial_;
+  if (taken_.size() <= settings_batch::inline_capacity) {
+    std::copy(taken_.begin(), taken_.end(), sent.settings.few);
+    return sent;
+  }
   const std::size_t bytes = taken_.size() * sizeof(setting);
   sent.settings_buffer = &pool_.acquire(bytes);
   std::memcpy(sent.settings_buffer->memory.get(), taken_.data(), bytes);
-  sent.settings = {static_cast<const setting*>(sent.settings_buffer->memory.get()),
-                   static_cast<std::uint32_t>(taken_.size()), ++serial_};
+  sent.settings.entries = static_cast<const setting*>(sent.settings_buffer->memory.get());
   return sent;
 }
 
@@ -204,6 +293,7 @@ void device_step::delivered(const delivery& sent, cudaStream_t stream) {
 step_status device_step::read_status() const {
   const device_guard guard(device_);
   step_scalars scalars;
+  std::vector<double> norms(block_.norm_group_count);
   std::vector<group_progress> progress(block_.group_count);
   STEPGRAPH_CUDA_CHECK(cudaDeviceSynchronize());
   STEPGRAPH_CUDA_CHECK(
@@ -211,7 +301,9 @@ step_status device_step::read_status() const {
   STEPGRAPH_CUDA_CHECK(cudaMemcpy(progress.data(), block_.progress,
                                   progress.size() * sizeof(group_progress),
                                   cudaMemcpyDeviceToHost));
-  return detail::make_status(scalars, progress);
+  STEPGRAPH_CUDA_CHECK(cudaMemcpy(norms.data(), block_.norms, norms.size() * sizeof(double),
+                                  cudaMemcpyDeviceToHost));
+  return detail::make_status(scalars, progress, std::move(norms));
 }
 
 }  // namespace stepgraph::cuda

@@ -2,10 +2,11 @@
 
 #include <cuda_runtime_api.h>
 
-#include <optional>
+#include <memory>
 #include <vector>
 
 #include "../pending_changes.hpp"
+#include "../record_ring.hpp"
 #include "../step_tables.hpp"
 #include "pinned_pool.hpp"
 #include "stepgraph/cuda/handles.hpp"
@@ -27,7 +28,7 @@ class device_step {
 
   int device() const noexcept { return device_; }
 
-  /// Enqueues plan node `node` onto `stream`. The first node carries `settings`.
+  /// Enqueues plan node `node` onto `stream`; only settings_node() looks at `settings`.
   void enqueue(std::size_t node, const settings_batch& settings, cudaStream_t stream) const;
 
   /// Changes on their way to a launch.
@@ -62,8 +63,15 @@ class device_step {
   step_status read_status() const;
 
   const step_block_view& block() const noexcept { return block_; }
+  /// The totals that foreign work combines over devices: see step_options::exchange_totals.
+  double* totals() const noexcept { return totals_; }
+  /// The node that carries settings: the one that advances the step.
+  std::size_t settings_node() const noexcept { return settings_node_; }
+  /// The ring that the step writes, for the executor to keep; null if there is none.
+  std::unique_ptr<detail::record_ring> take_record_ring() { return std::move(records_); }
 
  private:
+  void make_record_ring();
   void copy_tensors(cudaStream_t stream);
   delivery pack_settings();
 
@@ -74,11 +82,17 @@ class device_step {
   step_block_view block_;
   tensor_descriptor* tensors_ = nullptr;
   chunk_descriptor* chunks_ = nullptr;
+  chunk_descriptor* statistics_chunks_ = nullptr;
+  std::uint32_t* norm_group_ends_ = nullptr;
   std::uint32_t* tensor_arrivals_ = nullptr;
+  double* totals_ = nullptr;
   grad_stats_workspace workspace_;
+  std::unique_ptr<detail::record_ring> records_;
+  record_ring_view ring_;
   pinned_pool pool_;
   std::vector<setting> taken_;  ///< settings of the latest `take`
   std::uint64_t serial_ = 0;
+  std::size_t settings_node_ = 0;
 };
 
 /// Throws usage_error unless `data` is memory of `device`.

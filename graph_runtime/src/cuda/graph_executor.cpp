@@ -8,13 +8,34 @@
 namespace stepgraph {
 namespace {
 
-/// The kernel arguments of the first node, with the place of the settings among them.
-constexpr std::size_t most_arguments = 4;
+/// The node that carries settings: its parameters, ready to be written with others.
+class settings_carrier {
+ public:
+  settings_carrier() = default;
+  settings_carrier(cudaGraphNode_t node, const plan_node& planned) : node_(node) {
+    STEPGRAPH_CUDA_CHECK(cudaGraphKernelNodeGetParams(node, &parameters_));
+    const bool measures = planned.kind == node_kind::grad_stats;
+    position_ =
+        measures ? cuda::settings_argument_of_grad_stats : cuda::settings_argument_of_advance_step;
+    const int count = measures ? cuda::arguments_of_grad_stats : cuda::arguments_of_advance_step;
+    // The arguments stay in the graph's node, which is never changed.
+    arguments_.assign(parameters_.kernelParams, parameters_.kernelParams + count);
+  }
 
-int settings_argument_of(const plan_node& first) {
-  return first.kind == node_kind::grad_stats ? cuda::settings_argument_of_grad_stats
-                                             : cuda::settings_argument_of_advance_step;
-}
+  /// Writes a batch into the executable: the next launch takes it, those made before do not.
+  void write(cudaGraphExec_t executable, const settings_batch& settings) {
+    settings_batch batch = settings;
+    arguments_[position_] = &batch;
+    parameters_.kernelParams = arguments_.data();
+    STEPGRAPH_CUDA_CHECK(cudaGraphExecKernelNodeSetParams(executable, node_, &parameters_));
+  }
+
+ private:
+  cudaGraphNode_t node_ = nullptr;
+  cudaKernelNodeParams parameters_ = {};
+  std::vector<void*> arguments_;
+  std::size_t position_ = 0;
+};
 
 }  // namespace
 
@@ -23,6 +44,7 @@ struct graph_executor::state {
   cuda::unique_graph graph;
   std::vector<cudaGraphNode_t> nodes;  ///< of each plan node
   cuda::unique_graph_exec executable;
+  settings_carrier carrier;
   std::uint64_t instantiations = 0;
   cudaStream_t last_stream = nullptr;
   bool launched = false;
@@ -42,25 +64,15 @@ struct graph_executor::state {
     STEPGRAPH_CUDA_CHECK(cudaGraphInstantiate(&handle, graph.get(), 0));
     executable = cuda::unique_graph_exec(handle);
     ++instantiations;
+    carrier = settings_carrier(nodes[step.settings_node()], plan.nodes[step.settings_node()]);
     STEPGRAPH_CUDA_CHECK(cudaGraphUpload(handle, stream));
-  }
-
-  /// Writes a batch of settings into the first node of the executable: the next launch takes it.
-  void set_settings(const settings_batch& settings, const plan_node& first) {
-    cudaKernelNodeParams parameters = {};
-    STEPGRAPH_CUDA_CHECK(cudaGraphKernelNodeGetParams(nodes[0], &parameters));
-    void* arguments[most_arguments] = {};
-    const int position = settings_argument_of(first);
-    for (int i = 0; i < position; ++i) arguments[i] = parameters.kernelParams[i];
-    settings_batch batch = settings;
-    arguments[position] = &batch;
-    parameters.kernelParams = arguments;
-    STEPGRAPH_CUDA_CHECK(cudaGraphExecKernelNodeSetParams(executable.get(), nodes[0], &parameters));
   }
 };
 
 graph_executor::graph_executor(step_plan plan, cudaStream_t stream)
-    : executor(std::move(plan)), state_(std::make_unique<state>(this->plan(), tables(), stream)) {}
+    : executor(std::move(plan)), state_(std::make_unique<state>(this->plan(), tables(), stream)) {
+  set_records(state_->step.take_record_ring());
+}
 
 graph_executor::~graph_executor() = default;
 graph_executor::graph_executor(graph_executor&&) noexcept = default;
@@ -91,7 +103,7 @@ void graph_executor::launch(cudaStream_t stream) {
   }
   try {
     if (delivery.settings.serial != 0) {
-      state_->set_settings(delivery.settings, plan().nodes.front());
+      state_->carrier.write(state_->executable.get(), delivery.settings);
     }
     STEPGRAPH_CUDA_CHECK(cudaGraphLaunch(state_->executable.get(), stream));
   } catch (const cuda_error&) {
@@ -101,6 +113,16 @@ void graph_executor::launch(cudaStream_t stream) {
   state_->step.delivered(delivery, stream);
   state_->last_stream = stream;
   state_->launched = true;
+}
+
+const float* graph_executor::loss_scale_address() const {
+  if (!state_) throw usage_error("the executor was released");
+  return &state_->step.block().scalars->next_loss_scale.scale;
+}
+
+double* graph_executor::totals_address() const {
+  if (!state_) throw usage_error("the executor was released");
+  return state_->step.totals();
 }
 
 step_status graph_executor::status() {

@@ -9,7 +9,9 @@ namespace stepgraph {
 
 stream_executor::stream_executor(step_plan plan, cudaStream_t stream)
     : executor(std::move(plan)),
-      step_(std::make_unique<cuda::device_step>(this->plan(), tables(), stream)) {}
+      step_(std::make_unique<cuda::device_step>(this->plan(), tables(), stream)) {
+  set_records(step_->take_record_ring());
+}
 
 stream_executor::~stream_executor() = default;
 stream_executor::stream_executor(stream_executor&&) noexcept = default;
@@ -31,10 +33,10 @@ void stream_executor::launch(cudaStream_t stream) {
       step_->enqueue(node, delivery.settings, stream);
     } catch (const cuda_error&) {
       // Nothing that would have read the settings was enqueued.
-      if (node == 0) step_->not_delivered(pending());
+      if (node <= step_->settings_node()) step_->not_delivered(pending());
       throw;
     }
-    if (node == 0) step_->delivered(delivery, stream);
+    if (node == step_->settings_node()) step_->delivered(delivery, stream);
   }
 }
 
@@ -53,6 +55,12 @@ void stream_executor::deliver_async(cudaStream_t stream) {
   STEPGRAPH_CUDA_CHECK(status);
   step_->delivered(delivery, stream);
 }
+
+const float* stream_executor::loss_scale_address() const noexcept {
+  return &step_->block().scalars->next_loss_scale.scale;
+}
+
+double* stream_executor::totals_address() const noexcept { return step_->totals(); }
 
 step_status stream_executor::status() { return step_->read_status(); }
 

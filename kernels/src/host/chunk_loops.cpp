@@ -6,9 +6,9 @@
 #include "stepgraph/math/adam.hpp"
 #include "stepgraph/math/block_scale.hpp"
 #include "stepgraph/math/fp8.hpp"
+#include "stepgraph/math/gradient_norm.hpp"
 #include "stepgraph/math/remainder.hpp"
 #include "stepgraph/math/rounding.hpp"
-#include "stepgraph/math/sum_of_squares.hpp"
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
@@ -291,65 +291,87 @@ std::uint32_t update_chunk(const tensor_descriptor& tensor, std::uint64_t begin,
   return largest;
 }
 
-/// The part of add_squares that knows the format; see grad_stats.cu for the order.
+/// The part of add_gradients that knows the format; see grad_stats.cu for the order.
 template <storage_format Format>
-std::uint32_t add_squares_of(const tensor_descriptor& tensor, std::uint64_t begin,
-                             std::uint64_t count, thread_sums& sums) {
+void add_gradients_of(const tensor_descriptor& tensor, std::uint64_t begin, std::uint64_t count,
+                      const statistics_options& options, thread_statistics& found) {
   using traits = math::format_traits<Format>;
   constexpr int width = 16 / sizeof(typename traits::storage);
   constexpr int run = static_cast<int>(statistics_threads) * width;
   const auto* __restrict gradient =
       static_cast<const typename traits::storage*>(tensor.gradient) + begin;
-
-  alignas(64) float small[run] = {};
-  alignas(64) float medium[run] = {};
-  alignas(64) float large[run] = {};
-  std::uint32_t flags = 0;
   const int elements = static_cast<int>(count);
+
+  if (options.count_zeros) {
+    std::uint32_t zeros = 0;
+#pragma omp simd reduction(+ : zeros)
+    for (int i = 0; i < elements; ++i) zeros += traits::decode(gradient[i]) == 0.0f ? 1u : 0u;
+    found.zeros += zeros;
+  }
+  if (options.norm == norm_kind::infinity) {
+    std::uint32_t largest = found.largest;
+#pragma omp simd reduction(max : largest)
+    for (int i = 0; i < elements; ++i) {
+      const std::uint32_t magnitude = math::magnitude_bits(traits::decode(gradient[i]));
+      largest = magnitude > largest ? magnitude : largest;
+    }
+    found.largest = largest;
+    return;
+  }
+  alignas(64) double sums[run] = {};
   for (int offset = 0; offset < elements; offset += run) {
     const int length = elements - offset < run ? elements - offset : run;
-#pragma omp simd reduction(| : flags)
+#pragma omp simd
     for (int i = 0; i < length; ++i) {
-      const float value = traits::decode(gradient[offset + i]);
-      math::scaled_sum sum{small[i], medium[i], large[i]};
-      math::add_square(sum, value);
-      small[i] = sum.small;
-      medium[i] = sum.medium;
-      large[i] = sum.large;
-      flags |= math::is_finite(value) ? 0u : 1u;
+      math::add_square(sums[i], traits::decode(gradient[offset + i]));
     }
   }
-  const auto fold = [](float* positions, float* per_thread) {
-    for (int thread = 0; thread < static_cast<int>(statistics_threads); ++thread) {
-      float* position = positions + thread * width;
-      for (int distance = width / 2; distance > 0; distance /= 2) {
-        for (int i = 0; i < distance; ++i) position[i] += position[i + distance];
-      }
-      per_thread[thread] += position[0];
+  for (int thread = 0; thread < static_cast<int>(statistics_threads); ++thread) {
+    double* position = sums + thread * width;
+    for (int distance = width / 2; distance > 0; distance /= 2) {
+      for (int i = 0; i < distance; ++i) position[i] += position[i + distance];
     }
-  };
-  fold(small, sums.small);
-  fold(medium, sums.medium);
-  fold(large, sums.large);
-  return flags;
+    found.sum[thread] += position[0];
+  }
 }
 
-std::uint32_t add_squares(const tensor_descriptor& tensor, std::uint64_t begin, std::uint64_t count,
-                          thread_sums& sums) {
-  switch (tensor.signature.gradient) {
-    case storage_format::f32:
-      return add_squares_of<storage_format::f32>(tensor, begin, count, sums);
-    case storage_format::f16:
-      return add_squares_of<storage_format::f16>(tensor, begin, count, sums);
-    case storage_format::bf16:
-      return add_squares_of<storage_format::bf16>(tensor, begin, count, sums);
+/// Calls `body` with the gradient's format as a template argument.
+template <class Body>
+void with_gradient_format(storage_format format, Body&& body) {
+  using enum storage_format;
+  switch (format) {
+    case f32:
+      return body(std::integral_constant<storage_format, f32>{});
+    case f16:
+      return body(std::integral_constant<storage_format, f16>{});
+    case bf16:
+      return body(std::integral_constant<storage_format, bf16>{});
     default:
-      return 0;
+      return;
   }
+}
+
+void add_gradients(const tensor_descriptor& tensor, std::uint64_t begin, std::uint64_t count,
+                   const statistics_options& options, thread_statistics& found) {
+  with_gradient_format(tensor.signature.gradient, [&](auto format) {
+    add_gradients_of<format.value>(tensor, begin, count, options, found);
+  });
+}
+
+void scale_gradients(const tensor_descriptor& tensor, std::uint64_t begin, std::uint64_t count,
+                     float factor) {
+  with_gradient_format(tensor.signature.gradient, [&](auto format) {
+    using traits = math::format_traits<format.value>;
+    auto* __restrict gradient = static_cast<typename traits::storage*>(tensor.gradient) + begin;
+#pragma omp simd
+    for (std::uint64_t i = 0; i < count; ++i) {
+      gradient[i] = traits::encode(traits::decode(gradient[i]) * factor);
+    }
+  });
 }
 
 }  // namespace
 
-chunk_loops STEPGRAPH_CHUNK_LOOPS() { return {update_chunk, add_squares}; }
+chunk_loops STEPGRAPH_CHUNK_LOOPS() { return {update_chunk, add_gradients, scale_gradients}; }
 
 }  // namespace stepgraph::host

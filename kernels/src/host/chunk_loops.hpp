@@ -5,11 +5,11 @@
 
 namespace stepgraph::host {
 
-/// What the threads of one `grad_stats` block hold: the three parts of math::scaled_sum.
-struct thread_sums {
-  float small[statistics_threads] = {};
-  float medium[statistics_threads] = {};
-  float large[statistics_threads] = {};
+/// What the threads of one `grad_stats` block hold.
+struct thread_statistics {
+  double sum[statistics_threads] = {};  ///< of squares
+  std::uint32_t largest = 0;            ///< magnitude bits, of all threads together
+  std::uint32_t zeros = 0;              ///< likewise
 };
 
 /// The loops over the elements of one chunk. Compiled once per instruction set from
@@ -19,10 +19,12 @@ struct chunk_loops {
   /// f32 bits; 0 for other parameters).
   std::uint32_t (*update)(const tensor_descriptor& tensor, std::uint64_t begin, std::uint64_t count,
                           const math::adam_terms& terms, const math::rounding_source& rounding);
-  /// Adds the squares of a chunk's gradients to the threads that own them; returns 1 if an element
-  /// is not finite, else 0.
-  std::uint32_t (*add_squares)(const tensor_descriptor& tensor, std::uint64_t begin,
-                               std::uint64_t count, thread_sums& sums);
+  /// Adds the gradients of a chunk to the threads that own them.
+  void (*add_gradients)(const tensor_descriptor& tensor, std::uint64_t begin, std::uint64_t count,
+                        const statistics_options& options, thread_statistics& found);
+  /// Multiplies the gradients of a chunk by `factor` and rounds them to their format.
+  void (*scale_gradients)(const tensor_descriptor& tensor, std::uint64_t begin, std::uint64_t count,
+                          float factor);
 };
 
 chunk_loops chunk_loops_baseline();

@@ -1,8 +1,10 @@
+#include <algorithm>
+#include <bit>
 #include <vector>
 
 #include "chunk_loops.hpp"
 #include "stepgraph/kernels/host_loops.hpp"
-#include "stepgraph/math/sum_of_squares.hpp"
+#include "stepgraph/math/gradient_norm.hpp"
 
 // Adds in the order of grad_stats.cu, written there: per position in a run of 16 bytes, then per
 // thread, then by halving distances over the warp, over the warps, and over the blocks.
@@ -30,39 +32,65 @@ double reduce_over_block(thread_totals totals) {
   return totals.value[0];
 }
 
-}  // namespace
+/// The larger one; NaN counts as the largest.
+double larger(double a, double b) { return b > a || b != b ? b : a; }
 
-gradient_statistics grad_stats(const tensor_table_view& table) {
+/// What one block of the kernel finds in its chunks.
+partial_statistics measure(const statistics_table_view& table, const statistics_options& options,
+                           std::uint64_t block) {
   const chunk_loops& loops = fastest_chunk_loops();
   const std::uint64_t per_block = chunks_per_statistics_block(table.chunk_count);
-  const std::uint64_t blocks = (table.chunk_count + per_block - 1) / per_block;
-  std::vector<double> partial_sums(blocks);
-  std::uint32_t non_finite = 0;
-
-#pragma omp parallel for schedule(static) reduction(| : non_finite)
-  for (std::uint64_t b = 0; b < blocks; ++b) {
-    thread_sums sums;
-    for (std::uint64_t c = b * per_block; c < table.chunk_count && c < (b + 1) * per_block; ++c) {
-      const chunk_descriptor chunk = table.chunks[c];
-      const tensor_descriptor& tensor = table.tensors[chunk.tensor];
-      const std::uint64_t begin = static_cast<std::uint64_t>(chunk.index) * chunk_elements;
-      const std::uint64_t remaining = tensor.numel - begin;
-      const std::uint64_t count = remaining < chunk_elements ? remaining : chunk_elements;
-      non_finite |= loops.add_squares(tensor, begin, count, sums);
-    }
+  thread_statistics found;
+  for (std::uint64_t c = block * per_block; c < table.chunk_count && c < (block + 1) * per_block;
+       ++c) {
+    const chunk_descriptor chunk = table.chunks[c];
+    if (chunk.tensor == no_tensor) continue;
+    const tensor_descriptor& tensor = table.tensors[chunk.tensor];
+    const std::uint64_t begin = static_cast<std::uint64_t>(chunk.index) * chunk_elements;
+    const std::uint64_t remaining = tensor.numel - begin;
+    const std::uint64_t count = remaining < chunk_elements ? remaining : chunk_elements;
+    loops.add_gradients(tensor, begin, count, options, found);
+  }
+  partial_statistics partial;
+  partial.zeros = found.zeros;
+  if (options.norm == norm_kind::infinity) {
+    partial.total = static_cast<double>(std::bit_cast<float>(found.largest));
+  } else {
     thread_totals totals;
-    for (int thread = 0; thread < static_cast<int>(statistics_threads); ++thread) {
-      totals.value[thread] =
-          math::total({sums.small[thread], sums.medium[thread], sums.large[thread]});
-    }
-    partial_sums[b] = reduce_over_block(totals);
+    std::copy_n(found.sum, statistics_threads, totals.value);
+    partial.total = reduce_over_block(totals);
+  }
+  return partial;
+}
+
+}  // namespace
+
+gradient_statistics grad_stats(const statistics_table_view& table,
+                               const statistics_options& options, double* totals) {
+  const std::uint64_t blocks = statistics_blocks(table.chunk_count);
+  std::vector<partial_statistics> partials(blocks);
+#pragma omp parallel for schedule(static)
+  for (std::uint64_t block = 0; block < blocks; ++block) {
+    partials[block] = measure(table, options, block);
   }
 
-  thread_totals totals;
-  for (std::uint64_t b = 0; b < blocks; ++b) {
-    totals.value[b % statistics_threads] += partial_sums[b];
+  gradient_statistics statistics;
+  statistics.measured = 1;
+  std::uint64_t begin = 0;
+  for (std::uint32_t group = 0; group < table.norm_group_count; ++group) {
+    const std::uint64_t end = table.norm_group_count == 1 ? blocks : table.norm_group_ends[group];
+    thread_totals sums;
+    double largest = 0.0;
+    for (std::uint64_t b = begin; b < end; ++b) {
+      sums.value[(b - begin) % statistics_threads] += partials[b].total;
+      largest = larger(largest, partials[b].total);
+      statistics.zeros += partials[b].zeros;
+    }
+    totals[group] = options.norm == norm_kind::infinity ? largest : reduce_over_block(sums);
+    begin = end;
   }
-  return {reduce_over_block(totals), non_finite, 1};
+  statistics.total = math::combined_total(totals, table.norm_group_count, options.norm);
+  return statistics;
 }
 
 }  // namespace stepgraph::host

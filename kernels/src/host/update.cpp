@@ -21,7 +21,8 @@ void update(const tensor_table_view& table, const step_block_view& block,
             const update_options& options) {
   const chunk_loops& loops = fastest_chunk_loops();
   const bool skip = block.scalars->skip != 0;
-  if (skip && !options.zero_gradients) return;
+  const bool zero_gradients = options.gradients == gradient_store::zero;
+  if (skip && !zero_gradients) return;
 
 #pragma omp parallel for schedule(static)
   for (std::uint64_t c = 0; c < table.chunk_count; ++c) {
@@ -37,7 +38,10 @@ void update(const tensor_table_view& table, const step_block_view& block,
           loops.update(tensor, begin, count, block.terms[tensor.group], rounding);
       if (is_fp8(tensor.signature.parameter)) raise_amax(tensor.parameter_scaling.amax, largest);
     }
-    if (options.zero_gradients) {
+    if (options.gradients == gradient_store::unscaled && !skip) {
+      loops.scale_gradients(tensor, begin, count, block.scalars->gradient_scale);
+    }
+    if (zero_gradients) {
       const std::size_t size = element_size(tensor.signature.gradient);
       std::memset(static_cast<char*>(tensor.gradient) + begin * size, 0, count * size);
     }

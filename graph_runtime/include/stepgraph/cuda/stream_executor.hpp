@@ -41,6 +41,13 @@ class stream_executor final : public executor {
   /// Waits for the device.
   step_status status() override;
 
+  /// One f32 in device memory: the loss scale that the next step expects in its gradients. A loss
+  /// that is multiplied by it on the device, after the step before, needs no host read.
+  const float* loss_scale_address() const noexcept;
+  /// Device memory, one f64 for each norm group and one for the zeros: what foreign work after the
+  /// node `grad_stats` of a plan with exchange_totals combines over devices.
+  double* totals_address() const noexcept;
+
  private:
   void check_memory(const void* data, const std::string& tensor,
                     operand_kind operand) const override;

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "stepgraph/kernels/record_ring.hpp"
 #include "stepgraph/kernels/step_block.hpp"
 
 /// Launchers of the operations of a step. All views are of device memory of the current device
@@ -17,24 +18,41 @@ enum class launch_order { full, programmatic };
 
 /// Reusable memory of `launch_grad_stats`.
 struct grad_stats_workspace {
-  double* sums = nullptr;               ///< statistics_blocks(chunk_count) elements
-  std::uint32_t* non_finite = nullptr;  ///< statistics_blocks(chunk_count) elements
-  std::uint32_t* arrivals = nullptr;    ///< one element, zero before the first launch
+  partial_statistics* partials = nullptr;  ///< statistics_blocks(chunk_count) elements
+  std::uint32_t* arrivals = nullptr;       ///< one element, zero before the first launch
 };
 
 /// One pass over all gradients; the last block to finish applies the settings and advances the
 /// step.
-cudaError_t launch_grad_stats(const tensor_table_view& table, const grad_stats_workspace& workspace,
-                              const step_block_view& block, const settings_batch& settings,
-                              launch_order order, cudaStream_t stream);
+cudaError_t launch_grad_stats(const statistics_table_view& table, const statistics_options& options,
+                              const grad_stats_workspace& workspace, const step_block_view& block,
+                              const settings_batch& settings, launch_order order,
+                              cudaStream_t stream);
 
-/// Applies the settings and advances the step.
+/// The same pass without the advance: leaves the totals of all norm groups, one f64 each, and then
+/// the number of zeros in `totals`, for `launch_advance_step`. What is summed over devices (or, of
+/// an infinity norm, taken the maximum of) in between is the whole gradient's.
+cudaError_t launch_grad_totals(const statistics_table_view& table,
+                               const statistics_options& options,
+                               const grad_stats_workspace& workspace, double* totals,
+                               launch_order order, cudaStream_t stream);
+
+/// Applies the settings and advances the step by what `totals` holds; null: nothing was measured.
 cudaError_t launch_advance_step(const step_block_view& block, const settings_batch& settings,
-                                launch_order order, cudaStream_t stream);
+                                const double* totals, launch_order order, cudaStream_t stream);
 
 /// Applies a batch of settings without advancing the step.
 cudaError_t launch_apply_settings(const step_block_view& block, const settings_batch& settings,
                                   cudaStream_t stream);
+
+/// Multiplies every gradient by the step's gradient scale (clip coefficient / loss scale), in
+/// place; leaves them when the step is skipped. `chunk_count` must not be zero.
+cudaError_t launch_scale_gradients(const statistics_table_view& table, const step_block_view& block,
+                                   launch_order order, cudaStream_t stream);
+
+/// Writes the step's record into its ring.
+cudaError_t launch_report(const step_block_view& block, const record_ring_view& ring,
+                          launch_order order, cudaStream_t stream);
 
 /// Updates every chunk of the table, all of them of tensors of one signature. `chunk_count` must
 /// not be zero.
@@ -43,9 +61,11 @@ cudaError_t launch_update(const update_signature& signature, const tensor_table_
                           launch_order order, cudaStream_t stream);
 
 /// The argument that carries the settings in a captured `grad_stats` or `advance_step` node: its
-/// position among the kernel's arguments.
+/// position among the kernel's arguments, and their number.
 inline constexpr int settings_argument_of_grad_stats = 3;
+inline constexpr int arguments_of_grad_stats = 4;
 inline constexpr int settings_argument_of_advance_step = 1;
+inline constexpr int arguments_of_advance_step = 3;
 
 /// Resources of the kernel that `launch_update` picks for a signature.
 struct kernel_resources {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "stepgraph/kernels/record_ring.hpp"
 #include "stepgraph/kernels/step_block.hpp"
 
 /// The operations of a step as loops on the host: the same tables, the same element math and the
@@ -7,13 +8,15 @@
 /// OpenMP; the result does not depend on the number of threads.
 namespace stepgraph::host {
 
-/// One pass over all gradients: sum of squares in the order of the device kernel, and whether any
-/// element is not finite.
-gradient_statistics grad_stats(const tensor_table_view& table);
+/// One pass over all gradients, in the order of the device kernel. `totals` receives the total of
+/// each norm group.
+gradient_statistics grad_stats(const statistics_table_view& table,
+                               const statistics_options& options, double* totals);
 
-/// Applies the settings, then advances the step and derives the terms of every group.
+/// Applies the settings, then advances the step and derives the terms of every group. `totals` are
+/// those of the norm groups; null if nothing was measured.
 void advance_step(const step_block_view& block, const settings_batch& settings,
-                  const gradient_statistics& statistics);
+                  const gradient_statistics& statistics, const double* totals);
 
 /// Applies a batch of settings without advancing the step.
 void apply_settings(const step_block_view& block, const settings_batch& settings);
@@ -21,5 +24,11 @@ void apply_settings(const step_block_view& block, const settings_batch& settings
 /// Updates every chunk of the table; leaves parameters and state alone when the step is skipped.
 void update(const tensor_table_view& table, const step_block_view& block,
             const update_options& options);
+
+/// Multiplies every gradient by the step's gradient scale, in place, unless the step is skipped.
+void scale_gradients(const statistics_table_view& table, const step_block_view& block);
+
+/// Writes the step's record into its ring.
+void report(const step_block_view& block, const record_ring_view& ring);
 
 }  // namespace stepgraph::host

@@ -16,20 +16,25 @@ inline constexpr std::uint32_t update_threads = 128;
 /// Blocks of an update that share one chunk, each with a run of consecutive elements.
 inline constexpr std::uint32_t update_blocks_per_chunk = 2;
 inline constexpr std::uint32_t statistics_threads = 256;
-inline constexpr std::uint32_t advance_step_threads = 128;
+inline constexpr std::uint32_t advance_step_threads = 256;
+inline constexpr std::uint32_t report_threads = 128;
+/// Norm groups of a step, at most.
+inline constexpr std::uint32_t max_norm_groups = 64;
 
 /// Chunks of a tensor of `numel` elements; 0 for an empty one.
 STEPGRAPH_HOST_DEVICE constexpr std::uint64_t chunk_count(std::uint64_t numel) {
   return (numel + chunk_elements - 1) / chunk_elements;
 }
 
+inline constexpr std::uint32_t most_chunks_per_statistics_block = 16;
+
 /// Consecutive chunks that one block of `grad_stats` adds up, so that few partial sums remain for
 /// the last block. Depends only on the list, never on the device.
 STEPGRAPH_HOST_DEVICE constexpr std::uint32_t chunks_per_statistics_block(std::uint64_t chunks) {
-  return chunks < 4096 ? 1 : chunks < 65536 ? 4 : 16;
+  return chunks < 4096 ? 1 : chunks < 65536 ? 4 : most_chunks_per_statistics_block;
 }
 
-/// Blocks of a `grad_stats` launch over `chunks` chunks; at least one, which advances the step.
+/// Blocks of `grad_stats` that read `chunks` chunks; at least one.
 constexpr std::uint32_t statistics_blocks(std::uint64_t chunks) {
   const std::uint64_t per_block = chunks_per_statistics_block(chunks);
   return chunks == 0 ? 1 : static_cast<std::uint32_t>((chunks + per_block - 1) / per_block);

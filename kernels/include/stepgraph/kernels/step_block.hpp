@@ -3,8 +3,7 @@
 #include <cstdint>
 
 #include "stepgraph/kernels/tensor_table.hpp"
-#include "stepgraph/math/adam.hpp"
-#include "stepgraph/math/step_scalars.hpp"
+#include "stepgraph/math/advance_step.hpp"
 
 namespace stepgraph {
 
@@ -16,17 +15,50 @@ struct step_block_view {
   group_settings* groups = nullptr;
   group_progress* progress = nullptr;
   math::adam_terms* terms = nullptr;
+  math::prepared_step* prepared_step = nullptr;     ///< between the halves of advance_step
+  math::prepared_group* prepared_groups = nullptr;  ///< likewise, of each group
+  double* norms = nullptr;  ///< of each norm group, as step_scalars::grad_norm
   std::uint32_t group_count = 0;
+  std::uint32_t norm_group_count = 0;
 };
 
-/// A batch of hand-set values. `entries` holds at most one value of each field of each group and
-/// may lie in pinned host memory. Applied once: a batch whose `serial` is that of the last applied
+/// Names no tensor: a chunk that only fills up a block of `grad_stats`.
+inline constexpr std::uint32_t no_tensor = 0xffffffffu;
+
+/// What one block of `grad_stats` found in its chunks.
+struct alignas(16) partial_statistics {
+  double total = 0.0;  ///< sum of squares or largest magnitude
+  std::uint32_t zeros = 0;
+  std::uint32_t reserved = 0;
+};
+
+/// The tensors, chunks and norm groups of one pass of `grad_stats`.
+struct statistics_table_view {
+  const tensor_descriptor* tensors = nullptr;
+  const chunk_descriptor* chunks = nullptr;  ///< norm group by norm group; may name no_tensor
+  std::uint64_t chunk_count = 0;
+  /// Blocks before the end of each norm group, ascending; the last is the number of blocks.
+  const std::uint32_t* norm_group_ends = nullptr;
+  std::uint32_t norm_group_count = 1;
+};
+
+/// What `grad_stats` measures beside finding gradients that are not finite.
+struct statistics_options {
+  norm_kind norm = norm_kind::l2;
+  bool count_zeros = false;
+};
+
+/// A batch of hand-set values: at most one value of each field of each group. `entries` may lie in
+/// pinned host memory. Applied once: a batch whose `serial` is that of the last applied
 /// batch is ignored, so a captured launch that repeats its arguments changes nothing. Serial 0
 /// means no batch at all.
 struct settings_batch {
-  const setting* entries = nullptr;
+  static constexpr std::uint32_t inline_capacity = 6;
+
+  const setting* entries = nullptr;  ///< null: they are `few`
   std::uint32_t count = 0;
   std::uint64_t serial = 0;
+  setting few[inline_capacity] = {};  ///< travel with the launch itself
 };
 
 /// The tensors and chunks of one launch.
@@ -39,9 +71,17 @@ struct tensor_table_view {
   std::uint32_t* arrivals = nullptr;
 };
 
+/// What an update leaves in the gradients.
+enum class gradient_store : std::uint8_t {
+  keep,      ///< what it has read
+  zero,      ///< zeros, also when the step is skipped
+  unscaled,  ///< gradients divided by the loss scale and clipped, rounded to their format; what it
+             ///< has read when the step is skipped
+};
+
 /// Options of an update that are fixed when it is planned.
 struct update_options {
-  bool zero_gradients = false;  ///< store zeros into the gradients, also when the step is skipped
+  gradient_store gradients = gradient_store::keep;
   bool stochastic_rounding = false;  ///< of bf16 parameters without master
   std::uint64_t seed = 0;            ///< of the stochastic rounding
 };

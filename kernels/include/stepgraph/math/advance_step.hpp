@@ -3,9 +3,15 @@
 #include "stepgraph/math/adam.hpp"
 #include "stepgraph/math/bias_correction.hpp"
 #include "stepgraph/math/clip.hpp"
+#include "stepgraph/math/gradient_norm.hpp"
 #include "stepgraph/math/step_scalars.hpp"
 
 /// The arithmetic of the `advance_step` node: the one writer of the step scalars.
+///
+/// It comes in two halves. `prepare_*` is what does not depend on the gradients: loss scale,
+/// schedules and bias corrections of the step to come, as if it were applied. `finish_*` decides
+/// whether it is, and with which clip coefficient. On a device the first half runs while the
+/// gradients are still being read.
 namespace stepgraph::math {
 
 /// Applies one setting of a group.
@@ -14,13 +20,17 @@ STEPGRAPH_HOST_DEVICE void apply_setting(group_settings& settings, group_progres
   switch (field) {
     case setting_field::learning_rate:
       settings.learning_rate = value;
-      settings.flags |= group_learning_rate_by_hand;
+      settings.learning_rate_by_hand = 1;
       break;
-    case setting_field::resume_schedule:
-      settings.flags &= ~static_cast<std::uint32_t>(group_learning_rate_by_hand);
+    case setting_field::resume_learning_rate:
+      settings.learning_rate_by_hand = 0;
       break;
     case setting_field::weight_decay:
       settings.weight_decay = value;
+      settings.weight_decay_by_hand = 1;
+      break;
+    case setting_field::resume_weight_decay:
+      settings.weight_decay_by_hand = 0;
       break;
     case setting_field::beta1:
       settings.beta1 = value;
@@ -44,71 +54,167 @@ STEPGRAPH_HOST_DEVICE void apply_setting(step_settings& settings, step_scalars& 
                                          setting_field field, double value) {
   switch (field) {
     case setting_field::loss_scale:
-      settings.loss_scale = value;
+      scalars.next_loss_scale.scale = static_cast<float>(value);
+      break;
+    case setting_field::growth_tracker:
+      scalars.next_loss_scale.growth_tracker = static_cast<std::uint32_t>(value);
+      break;
+    case setting_field::hysteresis_left:
+      scalars.next_loss_scale.hysteresis_left = static_cast<std::int32_t>(value);
       break;
     case setting_field::max_grad_norm:
       settings.max_grad_norm = value;
       break;
+    case setting_field::skip_above_norm:
+      settings.skip_above_norm = value;
+      break;
+    case setting_field::samples_per_step:
+      settings.samples_per_step = static_cast<std::uint64_t>(value);
+      break;
     case setting_field::step:
       scalars.step = static_cast<std::uint64_t>(value);
+      break;
+    case setting_field::skipped:
+      scalars.skipped = static_cast<std::uint64_t>(value);
+      break;
+    case setting_field::samples:
+      scalars.samples = static_cast<std::uint64_t>(value);
       break;
     default:
       break;
   }
 }
 
-/// Decides whether the step is skipped and derives the scalars that all groups share.
-STEPGRAPH_HOST_DEVICE void advance_scalars(const step_settings& settings,
-                                           const gradient_statistics& statistics,
-                                           step_scalars& scalars) {
-  const double inverse_scale = 1.0 / settings.loss_scale;
-  const double norm = statistics.non_finite
-                          ? __builtin_inf()
-                          : square_root(statistics.sum_of_squares) * inverse_scale;
-  scalars.loss_scale = static_cast<float>(settings.loss_scale);
-  scalars.inverse_scale = static_cast<float>(inverse_scale);
-  scalars.grad_norm = norm;
-  scalars.found_inf = statistics.non_finite;
-  scalars.skip = statistics.non_finite;
-  scalars.clip_coefficient = static_cast<float>(
-      statistics.measured ? clip_coefficient(norm, settings.max_grad_norm) : 1.0);
-  if (scalars.skip) {
-    ++scalars.skipped;
-  } else {
-    ++scalars.step;
-  }
+/// What the step to come needs of the whole step, before its gradients are known.
+struct prepared_step {
+  double inverse_scale = 1.0;  ///< 1 / loss scale
+  float loss_scale = 1.0f;
+  std::uint32_t found_inf = 0;  ///< the input says so
+};
+
+/// A group as the step to come leaves it if it is applied.
+struct alignas(16) prepared_group {
+  adam_terms terms;  ///< gradient_scale holds the sign alone
+  group_progress progress;
+};
+
+STEPGRAPH_HOST_DEVICE prepared_step prepare_step(const step_settings& settings,
+                                                 const step_scalars& scalars) {
+  prepared_step prepared;
+  prepared.loss_scale = settings.loss_scale_input != nullptr ? *settings.loss_scale_input
+                                                             : scalars.next_loss_scale.scale;
+  prepared.inverse_scale = 1.0 / static_cast<double>(prepared.loss_scale);
+  // Not equal to zero, which NaN is not either.
+  const bool found_inf =
+      settings.found_inf_input != nullptr && !(*settings.found_inf_input == 0.0f);
+  prepared.found_inf = found_inf ? 1u : 0u;
+  return prepared;
 }
 
-/// Advances one group by one applied update and returns the terms of that update. Called only
-/// when the step is not skipped, after `advance_scalars`.
-STEPGRAPH_HOST_DEVICE adam_terms advance_group(const group_settings& settings,
-                                               const step_settings& step,
-                                               const step_scalars& scalars,
-                                               group_progress& progress) {
-  const bool scheduled =
-      settings.has_schedule != 0 && (settings.flags & group_learning_rate_by_hand) == 0;
-  const double learning_rate =
-      scheduled ? learning_rate_at(settings.schedule, progress.step) : settings.learning_rate;
-  ++progress.step;
-  progress.learning_rate = learning_rate;
+/// The learning rate of a group's next update.
+STEPGRAPH_HOST_DEVICE double next_learning_rate(const group_settings& settings,
+                                                const group_progress& progress) {
+  if (settings.learning_rate_input != nullptr) {
+    return static_cast<double>(*settings.learning_rate_input);
+  }
+  if (settings.learning_rate_by_hand != 0 || settings.has_schedule == 0) {
+    return settings.learning_rate;
+  }
+  return learning_rate_at(settings.schedule, progress.step);
+}
 
+/// The weight decay of a group's next update.
+STEPGRAPH_HOST_DEVICE double next_weight_decay(const group_settings& settings,
+                                               const group_progress&) {
+  if (settings.weight_decay_input != nullptr) {
+    return static_cast<double>(*settings.weight_decay_input);
+  }
+  return settings.weight_decay;
+}
+
+/// The bias correction of a moment with decay rate `beta` at a group's next update.
+STEPGRAPH_HOST_DEVICE double next_bias_correction(const group_settings& settings, double beta,
+                                                  const group_progress& progress) {
   const bool corrected = (settings.flags & group_bias_correction) != 0;
-  const double correction1 = corrected ? bias_correction(settings.beta1, progress.step) : 1.0;
-  const double correction2 = corrected ? bias_correction(settings.beta2, progress.step) : 1.0;
-  const bool decoupled = (settings.flags & group_decoupled_weight_decay) != 0;
-  const double sign = (settings.flags & group_maximize) != 0 ? -1.0 : 1.0;
-  const double clip = static_cast<double>(scalars.clip_coefficient);
+  return corrected ? bias_correction(beta, progress.step + 1) : 1.0;
+}
 
-  adam_terms terms;
-  terms.gradient_scale = static_cast<float>(sign * clip / step.loss_scale);
+STEPGRAPH_HOST_DEVICE prepared_group prepare_group(const group_settings& settings,
+                                                   const group_progress& progress,
+                                                   double learning_rate, double weight_decay,
+                                                   double correction1, double correction2) {
+  const bool decoupled = (settings.flags & group_decoupled_weight_decay) != 0;
+  prepared_group prepared;
+  prepared.progress = {progress.step + 1, learning_rate, weight_decay};
+  adam_terms& terms = prepared.terms;
+  terms.gradient_scale = (settings.flags & group_maximize) != 0 ? -1.0f : 1.0f;
   terms.one_minus_beta1 = static_cast<float>(1.0 - settings.beta1);
   terms.one_minus_beta2 = static_cast<float>(1.0 - settings.beta2);
   terms.step_size = static_cast<float>(learning_rate / correction1);
   terms.inverse_sqrt_bias2 = static_cast<float>(1.0 / square_root(correction2));
   terms.eps = static_cast<float>(settings.eps);
-  terms.l2_weight_decay = static_cast<float>(decoupled ? 0.0 : settings.weight_decay);
-  terms.decoupled_shrinkage =
-      static_cast<float>(decoupled ? learning_rate * settings.weight_decay : 0.0);
+  terms.l2_weight_decay = static_cast<float>(decoupled ? 0.0 : weight_decay);
+  terms.decoupled_shrinkage = static_cast<float>(decoupled ? learning_rate * weight_decay : 0.0);
+  return prepared;
+}
+
+/// The norm that a total stands for, of the unscaled gradient; infinity if it is not finite.
+STEPGRAPH_HOST_DEVICE double norm_of_total(norm_kind kind, double total, double inverse_scale) {
+  if (!is_finite(total)) return __builtin_inf();
+  return (kind == norm_kind::l2 ? square_root(total) : total) * inverse_scale;
+}
+
+/// The total of the whole gradient from those of its norm groups, in their order.
+STEPGRAPH_HOST_DEVICE double combined_total(const double* totals, std::uint32_t norm_groups,
+                                            norm_kind norm) {
+  double total = 0.0;
+  for (std::uint32_t i = 0; i < norm_groups; ++i) {
+    if (norm == norm_kind::l2) {
+      total += totals[i];
+    } else if (is_finite(total) && !(totals[i] <= total)) {
+      total = totals[i];  // larger, or a NaN
+    }
+  }
+  return total;
+}
+
+/// Decides whether the step is skipped and moves the scalars that all groups share.
+STEPGRAPH_HOST_DEVICE void finish_step(const step_settings& settings, const prepared_step& prepared,
+                                       const gradient_statistics& statistics,
+                                       step_scalars& scalars) {
+  const bool non_finite = statistics.measured != 0 && !is_finite(statistics.total);
+  const double norm = statistics.measured != 0
+                          ? norm_of_total(settings.norm, statistics.total, prepared.inverse_scale)
+                          : 0.0;
+  // A norm that is not finite cannot be clipped.
+  const bool skips_non_finite = settings.skip_non_finite != 0 || settings.max_grad_norm > 0.0;
+  const bool found_inf = prepared.found_inf != 0 || (non_finite && skips_non_finite);
+  const bool above = settings.skip_above_norm > 0.0 && norm > settings.skip_above_norm;
+  const double clip = clip_coefficient(norm, settings.max_grad_norm);
+  scalars.loss_scale = prepared.loss_scale;
+  scalars.inverse_scale = static_cast<float>(prepared.inverse_scale);
+  scalars.grad_norm = norm;
+  scalars.zeros = statistics.zeros;
+  scalars.found_inf = found_inf || non_finite ? 1u : 0u;
+  scalars.skip = found_inf || above ? 1u : 0u;
+  scalars.clip_coefficient = static_cast<float>(clip);
+  scalars.gradient_scale = static_cast<float>(clip * prepared.inverse_scale);
+  scalars.next_loss_scale =
+      updated_loss_scale(settings.scaling, scalars.next_loss_scale, found_inf);
+  ++scalars.launches;
+  if (scalars.skip != 0) {
+    ++scalars.skipped;
+  } else {
+    ++scalars.step;
+    scalars.samples += settings.samples_per_step;
+  }
+}
+
+/// The terms of an update that is applied.
+STEPGRAPH_HOST_DEVICE adam_terms finish_group(const prepared_group& prepared,
+                                              const step_scalars& scalars) {
+  adam_terms terms = prepared.terms;
+  terms.gradient_scale = terms.gradient_scale * scalars.gradient_scale;
   return terms;
 }
 

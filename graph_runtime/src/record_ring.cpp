@@ -1,0 +1,81 @@
+#include "record_ring.hpp"
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+
+namespace stepgraph::detail {
+namespace {
+
+std::uint64_t sequence_in(record_slot& slot) {
+  return std::atomic_ref<std::uint64_t>(slot.sequence).load(std::memory_order_acquire);
+}
+
+std::size_t slots_bytes(const step_plan& plan) {
+  return plan.options.record_capacity * sizeof(record_slot);
+}
+
+}  // namespace
+
+std::size_t record_ring::bytes_for(const step_plan& plan) {
+  return slots_bytes(plan) +
+         plan.options.record_capacity * plan.groups.size() * sizeof(record_group);
+}
+
+record_ring::record_ring(const step_plan& plan, std::shared_ptr<void> memory)
+    : memory_(std::move(memory)),
+      slots_(static_cast<record_slot*>(memory_.get())),
+      groups_(reinterpret_cast<record_group*>(static_cast<std::byte*>(memory_.get()) +
+                                              slots_bytes(plan))),
+      capacity_(plan.options.record_capacity),
+      group_count_(static_cast<std::uint32_t>(plan.groups.size())) {
+  std::uninitialized_value_construct_n(slots_, capacity_);
+  std::uninitialized_value_construct_n(groups_, std::size_t{capacity_} * group_count_);
+}
+
+record_ring_view record_ring::view() const noexcept { return {slots_, groups_, capacity_}; }
+
+bool record_ring::copy_next(step_record& record) const {
+  const std::uint64_t place = (next_ - 1) % capacity_;
+  record_slot& slot = slots_[place];
+  if (sequence_in(slot) != next_) return false;
+  const volatile record_slot& source = slot;
+  record.launch = next_;
+  record.step = source.step;
+  record.skipped = source.skipped;
+  record.samples = source.samples;
+  record.zeros = source.zeros;
+  record.grad_norm = source.grad_norm;
+  record.loss_scale = static_cast<double>(source.loss_scale);
+  record.clip_coefficient = static_cast<double>(source.clip_coefficient);
+  record.was_skipped = source.skip != 0;
+  record.found_inf = source.found_inf != 0;
+  record.groups.resize(group_count_);
+  for (std::uint32_t i = 0; i < group_count_; ++i) {
+    const volatile record_group& group = groups_[place * group_count_ + i];
+    record.groups[i] = {group.step, group.learning_rate, group.weight_decay};
+  }
+  // Had the writer begun the next record of this slot meanwhile, the number would be gone.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return sequence_in(slot) == next_;
+}
+
+record_batch record_ring::read() {
+  record_batch batch;
+  step_record record;
+  for (;;) {
+    if (copy_next(record)) {
+      batch.records.push_back(record);
+      ++next_;
+      continue;
+    }
+    const std::uint64_t found = sequence_in(slots_[(next_ - 1) % capacity_]);
+    if (found <= next_) return batch;  // not written yet, or being written
+    // The slot holds a later record, so everything a whole ring before it is gone.
+    const std::uint64_t oldest = found - capacity_ + 1;
+    batch.overwritten += oldest - next_;
+    next_ = oldest;
+  }
+}
+
+}  // namespace stepgraph::detail
