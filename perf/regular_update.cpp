@@ -32,7 +32,7 @@ math::adam_terms usual_terms() {
 
 regular_update::regular_update(const step_plan& plan)
     : signature_(plan.tensors.front().signature),
-      options_{.zero_gradients = plan.options.zero_gradients} {
+      options_(detail::make_update_options(plan.options)) {
   const detail::step_tables tables(plan);
   tensors_ = copy_to_device(tables.tensors);
   chunks_ = copy_to_device(tables.chunks);

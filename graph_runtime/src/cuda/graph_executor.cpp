@@ -1,70 +1,30 @@
 #include "stepgraph/cuda/graph_executor.hpp"
 
-#include "device_step.hpp"
+#include "step_graph.hpp"
 #include "stepgraph/cuda/capture_scope.hpp"
 #include "stepgraph/cuda/check.hpp"
 #include "stepgraph/error.hpp"
 
 namespace stepgraph {
-namespace {
-
-/// The node that carries settings: its parameters, ready to be written with others.
-class settings_carrier {
- public:
-  settings_carrier() = default;
-  settings_carrier(cudaGraphNode_t node, const plan_node& planned) : node_(node) {
-    STEPGRAPH_CUDA_CHECK(cudaGraphKernelNodeGetParams(node, &parameters_));
-    const bool measures = planned.kind == node_kind::grad_stats;
-    position_ =
-        measures ? cuda::settings_argument_of_grad_stats : cuda::settings_argument_of_advance_step;
-    const int count = measures ? cuda::arguments_of_grad_stats : cuda::arguments_of_advance_step;
-    // The arguments stay in the graph's node, which is never changed.
-    arguments_.assign(parameters_.kernelParams, parameters_.kernelParams + count);
-  }
-
-  /// Writes a batch into the executable: the next launch takes it, those made before do not.
-  void write(cudaGraphExec_t executable, const settings_batch& settings) {
-    settings_batch batch = settings;
-    arguments_[position_] = &batch;
-    parameters_.kernelParams = arguments_.data();
-    STEPGRAPH_CUDA_CHECK(cudaGraphExecKernelNodeSetParams(executable, node_, &parameters_));
-  }
-
- private:
-  cudaGraphNode_t node_ = nullptr;
-  cudaKernelNodeParams parameters_ = {};
-  std::vector<void*> arguments_;
-  std::size_t position_ = 0;
-};
-
-}  // namespace
 
 struct graph_executor::state {
   cuda::device_step step;
-  cuda::unique_graph graph;
-  std::vector<cudaGraphNode_t> nodes;  ///< of each plan node
+  cuda::step_graph graph;
   cuda::unique_graph_exec executable;
-  settings_carrier carrier;
+  cuda::settings_carrier carrier;
   std::uint64_t instantiations = 0;
   cudaStream_t last_stream = nullptr;
   bool launched = false;
 
   state(const step_plan& plan, const detail::step_tables& tables, cudaStream_t stream)
-      : step(plan, tables, stream) {
+      : step(plan, tables, stream), graph(plan, step) {
     const cuda::device_guard guard(step.device());
-    // Captured apart from the caller's stream, which may be the legacy default stream.
-    const cuda::unique_stream capture_stream = cuda::make_stream();
-    cuda::capture_scope capture(capture_stream.get());
-    for (std::size_t node = 0; node < plan.nodes.size(); ++node) {
-      step.enqueue(node, {}, capture_stream.get());
-      nodes.push_back(capture.latest_node());
-    }
-    graph = capture.finish();
     cudaGraphExec_t handle = nullptr;
     STEPGRAPH_CUDA_CHECK(cudaGraphInstantiate(&handle, graph.get(), 0));
     executable = cuda::unique_graph_exec(handle);
     ++instantiations;
-    carrier = settings_carrier(nodes[step.settings_node()], plan.nodes[step.settings_node()]);
+    const std::size_t node = step.settings_node();
+    carrier = cuda::settings_carrier(graph.nodes()[node], plan.nodes[node].kind);
     STEPGRAPH_CUDA_CHECK(cudaGraphUpload(handle, stream));
   }
 };
@@ -141,9 +101,9 @@ void graph_executor::release() {
 std::vector<graph_node_info> graph_executor::nodes() const {
   if (!state_) throw usage_error("the executor was released");
   std::vector<graph_node_info> result;
-  for (std::size_t i = 0; i < state_->nodes.size(); ++i) {
+  for (std::size_t i = 0; i < state_->graph.nodes().size(); ++i) {
     cudaKernelNodeParams parameters = {};
-    STEPGRAPH_CUDA_CHECK(cudaGraphKernelNodeGetParams(state_->nodes[i], &parameters));
+    STEPGRAPH_CUDA_CHECK(cudaGraphKernelNodeGetParams(state_->graph.nodes()[i], &parameters));
     const char* function = nullptr;
     STEPGRAPH_CUDA_CHECK(cudaFuncGetName(&function, parameters.func));
     result.push_back({plan().nodes[i].name, function, parameters.gridDim.x, parameters.blockDim.x});

@@ -58,7 +58,7 @@ struct settings_batch {
   const setting* entries = nullptr;  ///< null: they are `few`
   std::uint32_t count = 0;
   std::uint64_t serial = 0;
-  setting few[inline_capacity] = {};  ///< travel with the launch itself
+  setting few[inline_capacity];  ///< travel with the launch itself
 };
 
 /// The tensors and chunks of one launch.
