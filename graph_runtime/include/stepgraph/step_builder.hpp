@@ -50,7 +50,8 @@ class step_builder {
   void check_place(group_id group, const tensor_operands& operands) const;
   void check_same_device(const std::string& name, const tensor_view& view) const;
   std::vector<plan_node> update_nodes() const;
-  plan_node statistics_node(const std::vector<plan_node>& updates, const plan_node& scaling) const;
+  plan_node statistics_node(const std::vector<plan_node>& updates, const plan_node& scaling,
+                            const step_plan& plan) const;
 
   plan_purpose purpose_;
   std::vector<group_options> groups_;
