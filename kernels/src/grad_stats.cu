@@ -90,8 +90,10 @@ __device__ __forceinline__ void stage_chunks(const statistics_table_view& table,
                      reinterpret_cast<std::uintptr_t>(mine.gradient) % 16 == 0;
       }
       staged.chunk[threadIdx.x] = mine;
+      // Every thread of the mask takes part in the shuffle, whatever its chunk.
       const auto format = static_cast<int>(mine.format);
-      alike = mine.whole && format == __shfl_sync((1u << count) - 1u, format, 0);
+      const int first_format = __shfl_sync((1u << count) - 1u, format, 0);
+      alike = mine.whole && format == first_format;
     }
     alike = __all_sync(0xffffffffu, alike);
     if (threadIdx.x == 0) {
