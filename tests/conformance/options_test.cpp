@@ -45,6 +45,22 @@ const option_case option_cases[] = {
     {"clip_of_scaled_gradients", {}, {.max_grad_norm = 0.5, .loss_scale = 64.0}},
     {"skip_non_finite", {.weight_decay = 0.1}, {.skip_non_finite = true}},
     {"zero_gradients", {}, {.zero_gradients = true}},
+    {"unscale_gradients", {.maximize = true}, {.loss_scale = 64.0, .unscale_gradients = true}},
+    {"unscale_and_clip",
+     {.weight_decay = 0.1},
+     {.max_grad_norm = 0.75, .loss_scale = 1000.0, .unscale_gradients = true}},
+    {"infinity_norm", {}, {.max_grad_norm = 0.5, .norm = norm_kind::infinity}},
+    {"measure_norm", {}, {.measure_norm = true}},
+    {"count_zeros", {}, {.count_zeros = true}},
+    {"norm_group", {.norm_group = "apart"}, {.max_grad_norm = 0.75, .loss_scale = 8.0}},
+    {"infinity_norm_groups",
+     {.norm_group = "apart"},
+     {.norm = norm_kind::infinity, .measure_norm = true, .count_zeros = true}},
+    {"threshold_that_is_not_reached", {}, {.skip_above_norm = 1e6}},
+    {"exchanged_totals",
+     {.norm_group = "apart"},
+     {.max_grad_norm = 0.75, .count_zeros = true, .exchange_totals = true}},
+    {"records", {}, {.samples_per_step = 32, .record_capacity = 5}},
     {"stochastic_rounding", {.weight_decay = 0.1}, {.stochastic_rounding = true, .seed = 7}},
     {"everything",
      {.weight_decay = 0.01,
@@ -83,7 +99,11 @@ TEST_P(Options, StepsMatchFloat64BesideAnotherGroup) {
        }) {
     problem.add({name_of(signature), 0, 2500, signature});
   }
+  for (const storage_format format : {f32, f16, bf16}) {
+    problem.add({std::string("alone in ") + name_of(format), 1, 2100, gradient_alone(format)});
+  }
   run_and_check_against_float64(*make(problem), 12);
+  expect_bits_of_host(kind(), problem, 3);
 }
 
 }  // namespace
