@@ -120,6 +120,31 @@ TEST(StepPlanOptions, GradientsAloneAreScaledOnlyWhenAskedFor) {
   EXPECT_EQ(plan.parameter_count(), 5100u) << "a gradient alone is no parameter";
 }
 
+TEST(StepPlanOptions, EveryCombinationHasItsNodesInOrder) {
+  for (unsigned bits = 0; bits < 128; ++bits) {
+    const auto has = [bits](unsigned bit) { return (bits >> bit & 1) != 0; };
+    step_options options;
+    options.skip_non_finite = has(0);
+    options.count_zeros = has(1);
+    options.exchange_totals = has(2);
+    options.unscale_gradients = has(3);
+    options.record_capacity = has(4) ? 2 : 0;
+    options.skip_above_norm = has(5) ? 9.0 : 0.0;
+    const bool alone = has(6);
+    const bool measured = has(0) || has(1) || has(2) || has(5);
+    std::vector<std::string> expected;
+    if (measured) expected.push_back("grad_stats");
+    if (!measured || has(2)) expected.push_back("advance_step");
+    if (has(3) && alone) expected.push_back("scale_gradients");
+    expected.push_back(update);
+    if (has(4)) expected.push_back("report");
+    const step_plan plan = builder_of(options, alone).build();
+    EXPECT_EQ(nodes_of(plan), expected) << bits;
+    const std::string dot = to_dot(plan);
+    for (const std::string& name : expected) EXPECT_NE(dot.find(name), std::string::npos) << name;
+  }
+}
+
 TEST(StepPlanOptions, GradientsMayBeAllThereIs) {
   step_builder builder(plan_purpose::inspect);
   builder.set_options({.max_grad_norm = 1.0, .unscale_gradients = true});
