@@ -6,7 +6,8 @@
 
 #include "stepgraph/kernels/launch_shape.hpp"
 
-/// How grad_stats lays out its norm groups: one after the other, each filled up to whole blocks.
+/// How grad_stats lays out its norm groups: one after the other, each filled up to whole blocks. A
+/// group that is alone needs no filling up.
 namespace stepgraph::detail {
 
 /// Chunks of `chunks`, filled up to whole blocks.
@@ -20,6 +21,7 @@ constexpr std::uint64_t filled_up(std::uint64_t chunks, std::uint32_t chunks_per
 inline std::uint32_t statistics_chunks_per_block(std::span<const std::uint64_t> group_chunks) {
   std::uint64_t count = 0;
   for (const std::uint64_t chunks : group_chunks) count += chunks;
+  if (group_chunks.size() <= 1) return chunks_per_statistics_block(count);
   for (;;) {
     const std::uint32_t per_block = chunks_per_statistics_block(count);
     count = 0;

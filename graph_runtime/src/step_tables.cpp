@@ -67,8 +67,9 @@ void step_tables::place_statistics_chunks(const step_plan& plan) {
       if (plan.norm_group_of[plan.tensors[id].group] != group) continue;
       append_chunks(statistics_chunks, id, tensors[id].numel);
     }
-    while (statistics_chunks.size() % per_block != 0) statistics_chunks.push_back({no_tensor, 0});
-    norm_group_ends.push_back(static_cast<std::uint32_t>(statistics_chunks.size() / per_block));
+    const std::uint64_t end = filled_up(statistics_chunks.size(), per_block);
+    norm_group_ends.push_back(static_cast<std::uint32_t>(end / per_block));
+    if (plan.norm_groups.size() > 1) statistics_chunks.resize(end, {no_tensor, 0});
   }
 }
 
