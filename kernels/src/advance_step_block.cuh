@@ -1,5 +1,6 @@
 #pragma once
 
+#include "dependent_launch.cuh"
 #include "stepgraph/kernels/step_block.hpp"
 #include "stepgraph/math/advance_step.hpp"
 
@@ -86,33 +87,47 @@ __device__ __forceinline__ void prepare_step_in_block(const step_block_view& blo
   }
 }
 
+/// What the second half starts from.
+struct finish_inputs {
+  step_settings settings;
+  math::prepared_step prepared;
+  step_scalars scalars;
+  math::prepared_group group;  ///< number threadIdx.x, if there is one
+};
+
+__device__ __forceinline__ finish_inputs read_finish_inputs(const step_block_view& block) {
+  finish_inputs inputs;
+  inputs.settings = read_fresh(block.step);
+  inputs.prepared = read_fresh(block.prepared_step);
+  inputs.scalars = read_fresh(block.scalars);
+  if (threadIdx.x < block.group_count) inputs.group = read_fresh(block.prepared_groups + threadIdx.x);
+  return inputs;
+}
+
 /// The second half: publishes the scalars and, unless the step is skipped, the terms of every
-/// group. `statistics` is valid in every thread; `total_of(i)` is the total of norm group i.
+/// group. `statistics` is valid in every thread; `total_of(i)` is the total of norm group i. A block
+/// barrier lies between the reading of `inputs` and the call.
 template <class TotalOf>
 __device__ __forceinline__ void finish_step_in_block(const step_block_view& block,
                                                      const gradient_statistics& statistics,
-                                                     TotalOf&& total_of) {
+                                                     TotalOf&& total_of, finish_inputs& inputs) {
   // Every thread takes the same few decisions, which is faster than telling it.
-  const step_settings settings = read_fresh(block.step);
-  const math::prepared_step prepared = read_fresh(block.prepared_step);
-  step_scalars scalars = read_fresh(block.scalars);
-  std::uint32_t group = threadIdx.x;
-  math::prepared_group mine;
-  if (group < block.group_count) mine = read_fresh(block.prepared_groups + group);
-  __syncthreads();  // All have read what thread 0 replaces.
-  math::finish_step(settings, prepared, statistics, scalars);
+  step_scalars& scalars = inputs.scalars;
+  math::finish_step(inputs.settings, inputs.prepared, statistics, scalars);
   if (threadIdx.x == 0) *block.scalars = scalars;
+  if (scalars.skip == 0) {
+    for (std::uint32_t group = threadIdx.x; group < block.group_count; group += blockDim.x) {
+      if (group != threadIdx.x) inputs.group = read_fresh(block.prepared_groups + group);
+      block.terms[group] = math::finish_group(inputs.group, scalars);
+      block.progress[group] = inputs.group.progress;
+    }
+  }
+  publish(block.published);
   for (std::uint32_t i = threadIdx.x; i < block.norm_group_count; i += blockDim.x) {
     block.norms[i] = statistics.measured != 0
-                         ? math::norm_of_total(settings.norm, total_of(i), prepared.inverse_scale)
+                         ? math::norm_of_total(inputs.settings.norm, total_of(i),
+                                               inputs.prepared.inverse_scale)
                          : 0.0;
-  }
-  if (scalars.skip != 0) return;
-  while (group < block.group_count) {
-    block.terms[group] = math::finish_group(mine, scalars);
-    block.progress[group] = mine.progress;
-    group += blockDim.x;
-    if (group < block.group_count) mine = read_fresh(block.prepared_groups + group);
   }
 }
 

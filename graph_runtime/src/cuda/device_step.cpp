@@ -149,6 +149,7 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   const auto terms = layout.reserve<math::adam_terms>(groups);
   const auto norms = layout.reserve<double>(norm_groups);
   const auto arrivals = layout.reserve<std::uint32_t>(1);
+  const auto published = layout.reserve<std::uint32_t>(1);
   const auto tensor_arrivals = layout.reserve<std::uint32_t>(tables.tensors.size());
   const auto tensors = layout.reserve<tensor_descriptor>(tables.tensors.size());
   const auto chunks = layout.reserve<chunk_descriptor>(tables.chunks.size());
@@ -191,6 +192,7 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   block_.prepared_step = prepared_step.in(base);
   block_.prepared_groups = prepared_groups.in(base);
   block_.norms = norms.in(base);
+  block_.published = published.in(base);
   block_.group_count = static_cast<std::uint32_t>(groups);
   block_.norm_group_count = static_cast<std::uint32_t>(norm_groups);
   tensors_ = tensors.in(base);
