@@ -1,50 +1,13 @@
-#include "stepgraph/math/schedule.hpp"
+#include "stepgraph/math/learning_rate_schedule.hpp"
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <numbers>
+#include <string>
 
-#include "common/random_numbers.hpp"
 #include "common/reference_schedule.hpp"
 
 namespace stepgraph {
 namespace {
-
-/// cos(pi * x) to more places than double has, the difference from 1/2 being exact.
-long double exact_cosine_of_pi_times(double x) {
-  constexpr long double pi = std::numbers::pi_v<long double>;
-  const long double wide = x;
-  return std::abs(x - 0.5) < 0.25 ? std::sin(pi * (0.5L - wide)) : std::cos(pi * wide);
-}
-
-void expect_cosine_within_two_ulp(double x) {
-  const long double exact = exact_cosine_of_pi_times(x);
-  const double rounded = std::abs(static_cast<double>(exact));
-  const double ulp = std::nextafter(rounded, 2.0) - rounded;
-  const long double error = std::abs(static_cast<long double>(math::cosine_of_pi_times(x)) - exact);
-  ASSERT_LE(error, 2.0L * ulp) << std::hexfloat << x;
-}
-
-TEST(CosineOfPiTimes, IsExactAtTheEndsAndInTheMiddle) {
-  EXPECT_EQ(math::cosine_of_pi_times(0.0), 1.0);
-  EXPECT_EQ(math::cosine_of_pi_times(0.5), 0.0);
-  EXPECT_EQ(math::cosine_of_pi_times(1.0), -1.0);
-}
-
-TEST(CosineOfPiTimes, IsWithinTwoUlp) {
-  for (int i = 0; i <= 100000; ++i) expect_cosine_within_two_ulp(i / 100000.0);
-  test::integer_generator random(3);
-  for (int i = 0; i < 100000; ++i) {
-    expect_cosine_within_two_ulp(static_cast<double>(random.next() >> 11) * 0x1p-53);
-  }
-  for (const double centre : {0.25, 0.5, 0.75}) {
-    for (double distance = 0x1p-54; distance < 0.2; distance *= 2.0) {
-      expect_cosine_within_two_ulp(centre - distance);
-      expect_cosine_within_two_ulp(centre + distance);
-    }
-  }
-}
 
 struct schedule_case {
   const char* name;
@@ -65,9 +28,9 @@ constexpr schedule_case schedule_cases[] = {
     {"no_decay", {schedule_shape::linear, 0, 0.0, 1e-3, 1e-5, 0, 0}},
 };
 
-class Schedule : public ::testing::TestWithParam<schedule_case> {};
+class LearningRateSchedule : public ::testing::TestWithParam<schedule_case> {};
 
-TEST_P(Schedule, FollowsItsFormulaAtEveryStep) {
+TEST_P(LearningRateSchedule, FollowsItsFormulaAtEveryStep) {
   const learning_rate_schedule& schedule = GetParam().schedule;
   for (std::uint64_t n = 0; n < 150; ++n) {
     const double expected = test::reference_learning_rate(schedule, n);
@@ -78,24 +41,24 @@ TEST_P(Schedule, FollowsItsFormulaAtEveryStep) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, Schedule, ::testing::ValuesIn(schedule_cases),
+INSTANTIATE_TEST_SUITE_P(Shapes, LearningRateSchedule, ::testing::ValuesIn(schedule_cases),
                          [](const auto& tested) { return std::string(tested.param.name); });
 
-TEST(ScheduleBoundaries, WarmupStartsAtInitialAndEndsAtMaximum) {
+TEST(LearningRateBoundaries, WarmupStartsAtInitialAndEndsAtMaximum) {
   const learning_rate_schedule schedule = {schedule_shape::linear, 0, 1e-6, 1e-3, 1e-5, 8, 16};
   EXPECT_EQ(math::learning_rate_at(schedule, 0), 1e-6);
   EXPECT_DOUBLE_EQ(math::learning_rate_at(schedule, 8), 1e-3);
   EXPECT_LT(math::learning_rate_at(schedule, 9), 1e-3);
 }
 
-TEST(ScheduleBoundaries, WithoutWarmupTheFirstStepHasTheMaximum) {
+TEST(LearningRateBoundaries, WithoutWarmupTheFirstStepHasTheMaximum) {
   for (const schedule_shape shape :
        {schedule_shape::constant, schedule_shape::linear, schedule_shape::cosine}) {
     EXPECT_EQ(math::learning_rate_at({shape, 0, 1e-6, 1e-3, 1e-5, 0, 16}, 0), 1e-3);
   }
 }
 
-TEST(ScheduleBoundaries, DecayEndsAtMinimumAndStaysThere) {
+TEST(LearningRateBoundaries, DecayEndsAtMinimumAndStaysThere) {
   for (const schedule_shape shape : {schedule_shape::linear, schedule_shape::cosine}) {
     const learning_rate_schedule schedule = {shape, 0, 0.0, 1e-3, 1e-5, 4, 16};
     EXPECT_GT(math::learning_rate_at(schedule, 15), 1e-5);
@@ -105,7 +68,7 @@ TEST(ScheduleBoundaries, DecayEndsAtMinimumAndStaysThere) {
   }
 }
 
-TEST(ScheduleBoundaries, CosineIsHalfWayInTheMiddle) {
+TEST(LearningRateBoundaries, CosineIsHalfWayInTheMiddle) {
   const learning_rate_schedule schedule = {schedule_shape::cosine, 0, 0.0, 3.0, 1.0, 10, 30};
   EXPECT_EQ(math::learning_rate_at(schedule, 20), 2.0);
 }
