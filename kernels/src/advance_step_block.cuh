@@ -87,6 +87,28 @@ __device__ __forceinline__ void prepare_step_in_block(const step_block_view& blo
   }
 }
 
+/// Writes the step's record; see record_slot for the order. `scalars` are those of the step; every
+/// thread has written the progress of its groups itself.
+__device__ __forceinline__ void write_record_in_block(const step_block_view& block,
+                                                      const step_scalars& scalars) {
+  const record_ring_view& ring = block.records;
+  if (ring.slots == nullptr) return;
+  const std::uint64_t place = (scalars.launches - 1) % ring.capacity;
+  if (threadIdx.x == 0) {
+    fill_record(scalars, ring.slots[place]);
+    ring.slots[scalars.launches % ring.capacity].sequence = 0;
+  }
+  for (std::uint32_t i = threadIdx.x; i < block.group_count; i += blockDim.x) {
+    ring.groups[place * block.group_count + i] = record_of(block.progress[i]);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence_system();
+    *reinterpret_cast<volatile unsigned long long*>(&ring.slots[place].sequence) =
+        scalars.launches;
+  }
+}
+
 /// What the second half starts from.
 struct finish_inputs {
   step_settings settings;
@@ -129,6 +151,7 @@ __device__ __forceinline__ void finish_step_in_block(const step_block_view& bloc
                                                inputs.prepared.inverse_scale)
                          : 0.0;
   }
+  write_record_in_block(block, scalars);
 }
 
 }  // namespace stepgraph::cuda

@@ -102,7 +102,6 @@ enum class node_kind : std::uint8_t {
   advance_step,     ///< advances the step when grad_stats does not
   update,           ///< Adam for all tensors of one signature
   scale_gradients,  ///< unscales and clips gradients that have no parameter
-  report,           ///< writes the step record
 };
 
 /// A tensor of the plan.

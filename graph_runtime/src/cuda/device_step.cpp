@@ -213,7 +213,7 @@ void device_step::make_record_ring() {
       std::make_shared<unique_pinned_memory>(allocate_pinned(bytes));
   records_ =
       std::make_unique<detail::record_ring>(plan_, std::shared_ptr<void>(pinned, pinned->get()));
-  ring_ = records_->view();
+  block_.records = records_->view();
 }
 
 device_step::~device_step() {
@@ -255,9 +255,6 @@ void device_step::enqueue(std::size_t node, const settings_batch& settings,
     case node_kind::scale_gradients:
       status = launch_scale_gradients({table.tensors, table.chunks, table.chunk_count}, block_,
                                       order, stream);
-      break;
-    case node_kind::report:
-      status = launch_report(block_, ring_, order, stream);
       break;
   }
   check(status, planned.name.c_str());

@@ -17,7 +17,6 @@ inline constexpr std::uint32_t update_threads = 128;
 inline constexpr std::uint32_t update_blocks_per_chunk = 2;
 inline constexpr std::uint32_t statistics_threads = 256;
 inline constexpr std::uint32_t advance_step_threads = 256;
-inline constexpr std::uint32_t report_threads = 128;
 /// Norm groups of a step, at most.
 inline constexpr std::uint32_t max_norm_groups = 64;
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "stepgraph/kernels/record_ring.hpp"
 #include "stepgraph/kernels/tensor_table.hpp"
 #include "stepgraph/math/advance_step.hpp"
 
@@ -22,6 +23,7 @@ struct step_block_view {
   /// next step begins. Updates wait for it, and not for the kernel that publishes to end; null: they
   /// wait for the kernel.
   std::uint32_t* published = nullptr;
+  record_ring_view records;  ///< where the step's record goes
   std::uint32_t group_count = 0;
   std::uint32_t norm_group_count = 0;
 };
