@@ -22,9 +22,8 @@ step_floor::step_floor(const benchmark_problem& problem, cudaStream_t stream)
 
 void step_floor::read_gradients(cudaStream_t stream) const {
   std::size_t bytes = workspace_bytes_;
-  STEPGRAPH_CUDA_CHECK(cub::DeviceReduce::Sum(workspace_.get(), bytes, gradients_,
-                                              static_cast<float*>(result_.get()), elements_,
-                                              stream));
+  STEPGRAPH_CUDA_CHECK(cub::DeviceReduce::Sum(
+      workspace_.get(), bytes, gradients_, static_cast<float*>(result_.get()), elements_, stream));
 }
 
 void step_floor::zero_gradients(cudaStream_t stream) const {

@@ -33,6 +33,7 @@ struct host_executor::state {
     block.step = &image.step;
     block.groups = image.groups.data();
     block.progress = image.progress.data();
+    block.schedules = {image.schedule_segments.data(), image.schedule_table.data()};
     block.terms = terms.data();
     block.prepared_step = &prepared_step;
     block.prepared_groups = prepared_groups.data();

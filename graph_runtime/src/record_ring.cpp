@@ -13,7 +13,9 @@ std::uint64_t sequence_in(record_slot& slot) {
 }
 
 /// One more than the records it holds: one slot is always empty, for the next record.
-std::size_t slots_of(const step_plan& plan) { return std::size_t{plan.options.record_capacity} + 1; }
+std::size_t slots_of(const step_plan& plan) {
+  return std::size_t{plan.options.record_capacity} + 1;
+}
 
 std::size_t slots_bytes(const step_plan& plan) { return slots_of(plan) * sizeof(record_slot); }
 

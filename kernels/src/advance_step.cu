@@ -24,7 +24,8 @@ __global__ void __launch_bounds__(threads)
   prepare_step_in_block(block, settings);
   finish_inputs inputs = read_finish_inputs(block);
   __syncthreads();
-  finish_step_in_block(block, statistics, [&](std::uint32_t i) { return totals[i]; }, inputs);
+  finish_step_in_block(
+      block, statistics, [&](std::uint32_t i) { return totals[i]; }, inputs);
 }
 
 __global__ void __launch_bounds__(threads)

@@ -68,10 +68,14 @@ __device__ __forceinline__ void prepare_step_in_block(const step_block_view& blo
     if (group < block.group_count) {
       const group_settings& mine = block.groups[group];
       const group_progress progress = block.progress[group];
-      if (part == 0) {
-        parts[0][lane] = math::next_learning_rate(mine, progress);
-      } else if (part == 1) {
-        parts[1][lane] = math::next_weight_decay(mine, progress);
+      if (part < 2) {
+        // One call for both, so that the curves are in the code once.
+        const bool rate = part == 0;
+        parts[part][lane] =
+            math::next_value(rate ? mine.learning_rate_input : mine.weight_decay_input,
+                             rate ? mine.learning_rate_schedule : mine.weight_decay_schedule,
+                             rate ? mine.learning_rate : mine.weight_decay, block.schedules,
+                             progress.step, block.scalars->samples);
       } else {
         const double beta = part == 2 ? mine.beta1 : mine.beta2;
         parts[part][lane] = math::next_bias_correction(mine, beta, progress);
@@ -104,8 +108,7 @@ __device__ __forceinline__ void write_record_in_block(const step_block_view& blo
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence_system();
-    *reinterpret_cast<volatile unsigned long long*>(&ring.slots[place].sequence) =
-        scalars.launches;
+    *reinterpret_cast<volatile unsigned long long*>(&ring.slots[place].sequence) = scalars.launches;
   }
 }
 
@@ -122,13 +125,14 @@ __device__ __forceinline__ finish_inputs read_finish_inputs(const step_block_vie
   inputs.settings = read_fresh(block.step);
   inputs.prepared = read_fresh(block.prepared_step);
   inputs.scalars = read_fresh(block.scalars);
-  if (threadIdx.x < block.group_count) inputs.group = read_fresh(block.prepared_groups + threadIdx.x);
+  if (threadIdx.x < block.group_count)
+    inputs.group = read_fresh(block.prepared_groups + threadIdx.x);
   return inputs;
 }
 
 /// The second half: publishes the scalars and, unless the step is skipped, the terms of every
-/// group. `statistics` is valid in every thread; `total_of(i)` is the total of norm group i. A block
-/// barrier lies between the reading of `inputs` and the call.
+/// group. `statistics` is valid in every thread; `total_of(i)` is the total of norm group i. A
+/// block barrier lies between the reading of `inputs` and the call.
 template <class TotalOf>
 __device__ __forceinline__ void finish_step_in_block(const step_block_view& block,
                                                      const gradient_statistics& statistics,
@@ -146,10 +150,10 @@ __device__ __forceinline__ void finish_step_in_block(const step_block_view& bloc
   }
   publish(block.published);
   for (std::uint32_t i = threadIdx.x; i < block.norm_group_count; i += blockDim.x) {
-    block.norms[i] = statistics.measured != 0
-                         ? math::norm_of_total(inputs.settings.norm, total_of(i),
-                                               inputs.prepared.inverse_scale)
-                         : 0.0;
+    block.norms[i] =
+        statistics.measured != 0
+            ? math::norm_of_total(inputs.settings.norm, total_of(i), inputs.prepared.inverse_scale)
+            : 0.0;
   }
   write_record_in_block(block, scalars);
 }

@@ -24,8 +24,8 @@ __device__ __forceinline__ void let_successors_start() {
 #endif
 }
 
-/// Takes back the publication of the step before, for the successors to wait for this step's: called
-/// by one block before it lets them start, and by no later kernel of the step.
+/// Takes back the publication of the step before, for the successors to wait for this step's:
+/// called by one block before it lets them start, and by no later kernel of the step.
 __device__ __forceinline__ void retract(std::uint32_t* published) {
   if (threadIdx.x == 0 && published != nullptr) {
     *published = 0;

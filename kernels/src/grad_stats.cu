@@ -315,8 +315,8 @@ __global__ void __launch_bounds__(threads, 4)
   statistics.measured = 1;
   statistics.zeros = gathered.zeros;
   statistics.total = math::combined_total(gathered.total, table.norm_group_count, Norm);
-  finish_step_in_block(block, statistics, [&](std::uint32_t i) { return gathered.total[i]; },
-                       inputs);
+  finish_step_in_block(
+      block, statistics, [&](std::uint32_t i) { return gathered.total[i]; }, inputs);
 }
 
 template <norm_kind Norm, bool CountZeros>

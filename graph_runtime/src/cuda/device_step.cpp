@@ -148,6 +148,8 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   const auto progress = layout.reserve<group_progress>(groups);
   const auto terms = layout.reserve<math::adam_terms>(groups);
   const auto norms = layout.reserve<double>(norm_groups);
+  const auto segments = layout.reserve<schedule_segment>(image.schedule_segments.size());
+  const auto schedule_table = layout.reserve<double>(image.schedule_table.size());
   const auto arrivals = layout.reserve<std::uint32_t>(1);
   const auto published = layout.reserve<std::uint32_t>(1);
   const auto tensor_arrivals = layout.reserve<std::uint32_t>(tables.tensors.size());
@@ -175,6 +177,8 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   stage(group_settings_at, image.groups);
   stage(progress, image.progress);
   stage(norms, image.norms);
+  stage(segments, image.schedule_segments);
+  stage(schedule_table, image.schedule_table);
   stage(tensors, tables.tensors);
   stage(chunks, tables.chunks);
   stage(statistics_chunks, tables.statistics_chunks);
@@ -188,6 +192,7 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   block_.step = step.in(base);
   block_.groups = group_settings_at.in(base);
   block_.progress = progress.in(base);
+  block_.schedules = {segments.in(base), schedule_table.in(base)};
   block_.terms = terms.in(base);
   block_.prepared_step = prepared_step.in(base);
   block_.prepared_groups = prepared_groups.in(base);

@@ -47,14 +47,15 @@ void advance_step(const step_block_view& block, const settings_batch& settings,
                   const gradient_statistics& statistics, const double* totals) {
   apply_settings(block, settings);
   *block.prepared_step = math::prepare_step(*block.step, *block.scalars);
+  const std::uint64_t samples = block.scalars->samples;
   for (std::uint32_t i = 0; i < block.group_count; ++i) {
     const group_settings& group = block.groups[i];
     const group_progress& progress = block.progress[i];
-    block.prepared_groups[i] =
-        math::prepare_group(group, progress, math::next_learning_rate(group, progress),
-                            math::next_weight_decay(group, progress),
-                            math::next_bias_correction(group, group.beta1, progress),
-                            math::next_bias_correction(group, group.beta2, progress));
+    block.prepared_groups[i] = math::prepare_group(
+        group, progress, math::next_learning_rate(group, progress, block.schedules, samples),
+        math::next_weight_decay(group, progress, block.schedules, samples),
+        math::next_bias_correction(group, group.beta1, progress),
+        math::next_bias_correction(group, group.beta2, progress));
   }
   math::finish_step(*block.step, *block.prepared_step, statistics, *block.scalars);
   for (std::uint32_t i = 0; i < block.norm_group_count; ++i) {

@@ -12,8 +12,8 @@ namespace stepgraph::host {
 gradient_statistics grad_stats(const statistics_table_view& table,
                                const statistics_options& options, double* totals);
 
-/// Applies the settings, advances the step, derives the terms of every group and writes the record. `totals` are
-/// those of the norm groups; null if nothing was measured.
+/// Applies the settings, advances the step, derives the terms of every group and writes the record.
+/// `totals` are those of the norm groups; null if nothing was measured.
 void advance_step(const step_block_view& block, const settings_batch& settings,
                   const gradient_statistics& statistics, const double* totals);
 

@@ -49,8 +49,8 @@ STEPGRAPH_HOST_DEVICE record_group record_of(const group_progress& progress) {
   return {progress.step, progress.learning_rate, progress.weight_decay};
 }
 
-/// A ring of `capacity` slots, at least two. The record of launch n lies in slot (n - 1) % capacity,
-/// its groups from element slot * group count on. Null: no records are written.
+/// A ring of `capacity` slots, at least two. The record of launch n lies in slot (n - 1) %
+/// capacity, its groups from element slot * group count on. Null: no records are written.
 struct record_ring_view {
   record_slot* slots = nullptr;
   record_group* groups = nullptr;

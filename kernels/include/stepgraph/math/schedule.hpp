@@ -4,7 +4,6 @@
 #include <type_traits>
 
 #include "stepgraph/math/elementary.hpp"
-#include "stepgraph/math/learning_rate_schedule.hpp"
 
 namespace stepgraph {
 
