@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "common/warmed_up.hpp"
 #include "conformance/conformance.hpp"
 #include "conformance/float64_check.hpp"
 
@@ -40,7 +41,7 @@ TEST_P(Inputs, LearningRateAndWeightDecayReachTheNextReplay) {
 TEST_P(Inputs, ComeBeforeValuesByHandAndSchedules) {
   test_problem problem = uniform_problem(
       {.name = "group",
-       .schedule = learning_rate_schedule{schedule_shape::linear, 0, 0.0, 1.0, 0.0, 0, 10}},
+       .learning_rate_schedule = warmed_up(learning_rate_style::linear, 0.0, 1.0, 0.0, 0, 10)},
       0.0f, 1.0f);
   problem.inputs = {{input_kind::learning_rate, 0, 0.25f}};
   const auto adapter = make(problem);

@@ -5,6 +5,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/warmed_up.hpp"
 #include "conformance/conformance.hpp"
 
 // Step records: what they say is what the status says, they come in order and whole, and reading
@@ -46,7 +47,7 @@ test_problem recorded_problem(std::uint32_t capacity) {
   problem.options.record_capacity = capacity;
   problem.groups = {
       {.name = "scheduled",
-       .schedule = learning_rate_schedule{schedule_shape::linear, 0, 0.0, 1e-2, 0.0, 0, 100}},
+       .learning_rate_schedule = warmed_up(learning_rate_style::linear, 0.0, 1e-2, 0.0, 0, 100)},
       {.name = "plain", .weight_decay = 0.1}};
   problem.add({"scheduled", 0, 3000, {}});
   problem.add({"plain", 1, 10, {}});

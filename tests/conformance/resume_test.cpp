@@ -3,6 +3,7 @@
 #include <limits>
 #include <vector>
 
+#include "common/warmed_up.hpp"
 #include "conformance/conformance.hpp"
 
 // A28: a state that is loaded into an executor that has already been captured. Tensors are restored
@@ -25,7 +26,7 @@ test_problem resumable_problem() {
   problem.options.stochastic_rounding = true;
   problem.groups = {
       {.name = "scheduled",
-       .schedule = learning_rate_schedule{schedule_shape::cosine, 0, 1e-5, 1e-2, 1e-4, 2, 40}},
+       .learning_rate_schedule = warmed_up(learning_rate_style::cosine, 1e-5, 1e-2, 1e-4, 2, 40)},
       {.name = "ahead", .weight_decay = 0.1, .step = 100}};
   problem.add({"f32", 0, 2100, {}});
   for (const update_signature& signature :

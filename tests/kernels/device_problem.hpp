@@ -47,7 +47,8 @@ class device_tensors {
 /// A copy of a step block in device memory.
 class device_block {
  public:
-  explicit device_block(const host_block& block)
+  /// Records, if there are any, go to `records`, which the device must see.
+  explicit device_block(const host_block& block, const record_ring_view& records = {})
       : scalars_(std::vector{block.scalars}),
         step_(std::vector{block.step}),
         groups_(block.groups),
@@ -55,7 +56,10 @@ class device_block {
         terms_(block.terms),
         prepared_step_(1),
         prepared_groups_(block.groups.size()),
-        norms_(block.norms) {}
+        norms_(block.norms),
+        segments_(block.segments),
+        schedule_table_(block.schedule_table),
+        records_(records) {}
 
   step_block_view view() const {
     step_block_view view;
@@ -63,10 +67,12 @@ class device_block {
     view.step = step_.data();
     view.groups = groups_.data();
     view.progress = progress_.data();
+    view.schedules = {segments_.data(), schedule_table_.data()};
     view.terms = terms_.data();
     view.prepared_step = prepared_step_.data();
     view.prepared_groups = prepared_groups_.data();
     view.norms = norms_.data();
+    view.records = records_;
     view.group_count = static_cast<std::uint32_t>(groups_.size());
     view.norm_group_count = static_cast<std::uint32_t>(norms_.size());
     return view;
@@ -92,6 +98,9 @@ class device_block {
   device_buffer<math::prepared_step> prepared_step_;
   device_buffer<math::prepared_group> prepared_groups_;
   device_buffer<double> norms_;
+  device_buffer<schedule_segment> segments_;
+  device_buffer<double> schedule_table_;
+  record_ring_view records_;
 };
 
 class device_workspace {
@@ -122,16 +131,48 @@ inline void expect_same_block(const host_block& found, const host_block& expecte
   EXPECT_TRUE(same_bits(found.norms, expected.norms));
 }
 
+/// One schedule of each kind after the other: none, a rise and a cosine, a wave, a table, a power,
+/// milestones. Appends them to a block; returns where each lies.
+inline std::vector<schedule_reference> add_schedules(host_block& block) {
+  block.schedule_table = {1e-3, 5e-4, 2e-4, 1e-4, 3.0, 900.0};
+  block.segments = {{.curve = schedule_curve::linear, .from = 1e-6, .to = 1e-3, .length = 7.0},
+                    {.curve = schedule_curve::anneal_cosine,
+                     .begin = 7,
+                     .from = 1e-3,
+                     .to = 1e-5,
+                     .length = 20'000.0},
+                    {.curve = schedule_curve::cosine_wave, .period = 37, .from = 1e-3, .to = 1e-4},
+                    {.curve = schedule_curve::table, .table_count = 4},
+                    {.curve = schedule_curve::anneal_polynomial,
+                     .from = 1e-3,
+                     .to = 1e-5,
+                     .length = 3e4,
+                     .ratio = 0.7},
+                    {.curve = schedule_curve::milestone_decay,
+                     .table_count = 2,
+                     .table_offset = 4,
+                     .from = 1e-3,
+                     .ratio = 0.1}};
+  return {{},
+          {.count = 2},
+          {.first = 2, .count = 1},
+          {.first = 3, .count = 1},
+          {.first = 4, .count = 1},
+          {.first = 5, .count = 1}};
+}
+
 /// Groups of every schedule, mode and correction; clipping; a loss scale that moves.
 inline host_block varied_block(std::size_t norm_groups = 1) {
   host_block block(200, norm_groups);
+  const std::vector<schedule_reference> schedules = add_schedules(block);
   for (std::size_t i = 0; i < block.groups.size(); ++i) {
     group_settings& group = block.groups[i];
     group.beta1 = 0.8 + 0.0009 * static_cast<double>(i);
     group.beta2 = 0.99 + 0.00004 * static_cast<double>(i);
     group.flags = static_cast<std::uint32_t>(i % 8);
-    group.has_schedule = i % 5 == 0 ? 0 : 1;
-    group.schedule = {static_cast<schedule_shape>(i % 3), 0, 1e-6, 1e-3, 1e-5, i % 7, 4 + i % 11};
+    group.learning_rate_schedule = schedules[i % schedules.size()];
+    group.weight_decay_schedule = schedules[i / 3 % schedules.size()];
+    group.learning_rate_schedule.counts_samples = i % 4 == 3 ? 1 : 0;
     block.progress[i].step = i * i;
   }
   block.scalars.next_loss_scale.scale = 1024.0f;

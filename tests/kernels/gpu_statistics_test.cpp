@@ -154,14 +154,14 @@ TEST_F(GpuStatistics, LongListsOfWholeChunksHaveTheBitsOfTheHostLoop) {
     tensor.numel = pool;
     tensor.signature.gradient = format;
     std::vector<chunk_descriptor> chunks;
-    for (std::uint32_t i = 0; i < 66'001; ++i) chunks.push_back({0, i * 5 % 8});
+    for (std::uint32_t i = 0; i < 262'901; ++i) chunks.push_back({0, i * 5 % 8});
     std::vector<tensor_descriptor> host_tensor = {tensor};
     operand_bytes aligned(gradient);
     host_tensor[0].gradient = aligned.data();
     tensor.gradient = on_device.data();
     const device_buffer<tensor_descriptor> device_tensor(std::vector{tensor});
     const device_buffer<chunk_descriptor> device_chunks(chunks);
-    for (const std::uint64_t count : {5000u, 66'001u}) {
+    for (const std::uint64_t count : {5000u, 20'001u, 262'901u}) {
       for (const norm_kind norm : {norm_kind::l2, norm_kind::infinity}) {
         expect_same_statistics({host_tensor.data(), chunks.data(), count},
                                {device_tensor.data(), device_chunks.data(), count}, {norm, true});

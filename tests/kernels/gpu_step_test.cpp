@@ -211,25 +211,33 @@ TEST_F(GpuStep, ScaleGradientsPassesOverFillers) {
   EXPECT_EQ(found.read(), expected.buffers);
 }
 
-TEST_F(GpuStep, ReportWritesTheRecordsOfTheHostLoop) {
-  // More groups than the kernel has threads, more launches than the ring has slots.
+// From either launcher that advances the step.
+TEST_F(GpuStep, RecordsAreThoseOfTheHostLoop) {
+  // Fewer slots than launches.
   constexpr std::uint32_t capacity = 5;
+  const std::vector<kernel_tensor> tensors = {{{}, 3000, 0, 0}};
+  const std::vector<operand_set> contents = test::random_contents(tensors, 56);
+  const host_tensors on_host(tensors, contents);
+  const device_tensors on_device(tensors, contents);
+  const test::device_workspace workspace(on_host.chunks.size());
   host_block block = test::varied_block();
-  const device_block on_device(block);
   std::vector<record_slot> slots(capacity);
   std::vector<record_group> groups(capacity * block.groups.size());
   const device_buffer<record_slot> slots_there(slots);
   const device_buffer<record_group> groups_there(groups);
-  const double bad = std::numeric_limits<double>::infinity();
+  const device_block found(block, {slots_there.data(), groups_there.data(), capacity});
+  block.records = {slots.data(), groups.data(), capacity};
+  const device_buffer<double> infinite(std::vector{std::numeric_limits<double>::infinity(), 0.0});
   for (int launch = 0; launch < 13; ++launch) {
-    const double total = launch % 4 == 2 ? bad : 9.0;
-    test::advance_by_total(block, total);
-    host::report(block.view(), {slots.data(), groups.data(), capacity});
-    const device_buffer<double> totals(std::vector{total, 0.0});
-    check(cuda::launch_advance_step(on_device.view(), {}, totals.data(), launch_order::full,
-                                    stream().get()));
-    check(cuda::launch_report(on_device.view(), {slots_there.data(), groups_there.data(), capacity},
-                              launch_order::programmatic, stream().get()));
+    if (launch % 4 == 2) {
+      test::advance_by_total(block, std::numeric_limits<double>::infinity());
+      check(cuda::launch_advance_step(found.view(), {}, infinite.data(), launch_order::full,
+                                      stream().get()));
+    } else {
+      test::measure_and_advance(block, on_host.host_statistics_table());
+      check(cuda::launch_grad_stats(on_device.statistics_table(), {}, workspace.view(),
+                                    found.view(), {}, launch_order::full, stream().get()));
+    }
     EXPECT_TRUE(test::same_bits(slots_there.read(), slots)) << launch;
     EXPECT_TRUE(test::same_bits(groups_there.read(), groups)) << launch;
   }

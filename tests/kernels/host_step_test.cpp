@@ -122,19 +122,20 @@ TEST(ScaleGradients, LeavesThemWhenTheStepIsSkippedAndWhenTheScaleIsOne) {
   EXPECT_EQ(placed.buffers, host_tensors(tensors, contents).buffers);
 }
 
-TEST(Report, RecordOfALaunchLiesInItsSlotAndSaysWhatTheStepSays) {
+TEST(Records, OfALaunchLiesInItsSlotAndSaysWhatTheStepSays) {
   constexpr std::uint32_t capacity = 3;
   host_block block(2);
   block.step.samples_per_step = 10;
   block.step.max_grad_norm = 1.0;
   std::vector<record_slot> slots(capacity);
   std::vector<record_group> groups(capacity * 2);
+  block.records = {slots.data(), groups.data(), capacity};
   for (std::uint64_t launch = 1; launch <= 7; ++launch) {
     test::advance_by_total(block, launch == 5 ? infinity : 4.0);
-    host::report(block.view(), {slots.data(), groups.data(), capacity});
     const std::size_t place = (launch - 1) % capacity;
     const record_slot& slot = slots[place];
     EXPECT_EQ(slot.sequence, launch);
+    EXPECT_EQ(slots[launch % capacity].sequence, 0u) << "empty for the next record";
     EXPECT_EQ(slot.step + slot.skipped, launch);
     EXPECT_EQ(slot.samples, 10 * slot.step);
     EXPECT_EQ(slot.skip, launch == 5 ? 1u : 0u);

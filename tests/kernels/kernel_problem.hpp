@@ -102,6 +102,9 @@ struct host_block {
   math::prepared_step prepared_step;
   std::vector<math::prepared_group> prepared_groups;
   std::vector<double> norms;
+  std::vector<schedule_segment> segments;
+  std::vector<double> schedule_table;
+  record_ring_view records;
 
   explicit host_block(std::size_t group_count, std::size_t norm_group_count = 1)
       : groups(group_count),
@@ -123,10 +126,12 @@ struct host_block {
     view.step = &step;
     view.groups = groups.data();
     view.progress = progress.data();
+    view.schedules = {segments.data(), schedule_table.data()};
     view.terms = terms.data();
     view.prepared_step = &prepared_step;
     view.prepared_groups = prepared_groups.data();
     view.norms = norms.data();
+    view.records = records;
     view.group_count = static_cast<std::uint32_t>(groups.size());
     view.norm_group_count = static_cast<std::uint32_t>(norms.size());
     return view;

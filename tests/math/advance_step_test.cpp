@@ -87,14 +87,18 @@ TEST(PreparedGroup, CountsItsStepAndRemembersTheLearningRate) {
   }
 }
 
+/// From one to zero in four updates.
+const schedule_segment falling = {
+    .curve = schedule_curve::anneal_linear, .from = 1.0, .to = 0.0, .length = 4.0};
+const schedule_tables falling_tables = {&falling, nullptr};
+
 TEST(PreparedGroup, ScheduleClockIsTheNumberOfUpdatesBeforeThisOne) {
   group_settings group;
   group.learning_rate = 100.0;
-  group.has_schedule = 1;
-  group.schedule = {schedule_shape::linear, 0, 0.0, 1.0, 0.0, 0, 4};
+  group.learning_rate_schedule = {.count = 1};
   group_progress progress;
   for (const double expected : {1.0, 0.75, 0.5, 0.25, 0.0, 0.0}) {
-    test::advance(group, progress);
+    test::advance(group, progress, {}, falling_tables);
     EXPECT_EQ(progress.learning_rate, expected);
   }
 }
@@ -221,11 +225,10 @@ TEST(ApplySetting, ChangesTheNamedGroupFieldAndNothingElse) {
 
 TEST(ApplySetting, LearningRateHoldsTheScheduleUntilItResumes) {
   group_settings group;
-  group.has_schedule = 1;
-  group.schedule = {schedule_shape::linear, 0, 0.0, 1.0, 0.0, 0, 4};
+  group.learning_rate_schedule = {.count = 1};
   group_progress progress;
   const auto next_learning_rate = [&] {
-    test::advance(group, progress);
+    test::advance(group, progress, {}, falling_tables);
     return progress.learning_rate;
   };
   EXPECT_EQ(next_learning_rate(), 1.0);

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "common/expect_error.hpp"
+#include "common/warmed_up.hpp"
 #include "runtime/host_tensor.hpp"
 #include "stepgraph/error.hpp"
 #include "stepgraph/host_executor.hpp"
@@ -22,7 +23,7 @@ step_plan plan_of(host_tensor& memory, const step_options& options = {.skip_non_
   builder.add_group({.name = "decayed", .learning_rate = 0.1});
   builder.add_group(
       {.name = "scheduled",
-       .schedule = learning_rate_schedule{schedule_shape::linear, 0, 0.0, 1.0, 0.0, 0, 10}});
+       .learning_rate_schedule = warmed_up(learning_rate_style::linear, 0.0, 1.0, 0.0, 0, 10)});
   builder.add_tensor(0, memory.operands("weight"));
   return builder.build();
 }

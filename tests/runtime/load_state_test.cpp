@@ -3,6 +3,7 @@
 #include <limits>
 #include <vector>
 
+#include "common/warmed_up.hpp"
 #include "runtime/host_tensor.hpp"
 #include "stepgraph/host_executor.hpp"
 
@@ -27,7 +28,7 @@ step_plan plan_of(host_tensor& memory, std::uint64_t behind = 0) {
   builder.add_group({.name = "plain", .learning_rate = 0.1, .step = behind});
   builder.add_group(
       {.name = "scheduled",
-       .schedule = learning_rate_schedule{schedule_shape::linear, 0, 0.0, 1.0, 0.0, 0, 100}});
+       .learning_rate_schedule = warmed_up(learning_rate_style::linear, 0.0, 1.0, 0.0, 0, 100)});
   builder.add_tensor(0, memory.operands("weight"));
   return builder.build();
 }

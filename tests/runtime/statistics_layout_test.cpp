@@ -24,7 +24,8 @@ void expect_settled(const std::vector<std::uint64_t>& group_chunks) {
 }
 
 TEST(StatisticsLayout, OneGroupHasTheBlocksOfItsChunks) {
-  for (const std::uint64_t chunks : {0u, 1u, 4095u, 4096u, 4097u, 65533u, 65535u, 65536u, 70001u}) {
+  for (const std::uint64_t chunks :
+       {0u, 1u, 4095u, 4096u, 4097u, 16381u, 16383u, 16384u, 262143u, 262144u}) {
     EXPECT_EQ(statistics_chunks_per_block(std::vector{chunks}),
               chunks_per_statistics_block(chunks));
     EXPECT_EQ(statistics_blocks_of(std::vector{chunks}), statistics_blocks(chunks)) << chunks;
@@ -33,11 +34,14 @@ TEST(StatisticsLayout, OneGroupHasTheBlocksOfItsChunks) {
 
 // Filling up can itself carry the list over the length at which a block takes more chunks.
 TEST(StatisticsLayout, FillingUpAcrossAChangeOfTheBlockSettles) {
-  EXPECT_EQ(statistics_chunks_per_block(std::vector<std::uint64_t>{65533, 1, 1}), 16u);
-  EXPECT_EQ(statistics_chunks_per_block(std::vector<std::uint64_t>{4093, 1, 1}), 1u);
-  for (std::uint64_t first = 65300; first < 65600; ++first) {
-    expect_settled({first, 1, 2, 3, 0, 5});
-    expect_settled({1, first - 60, 1, 1, 1});
+  // A longer list never takes fewer chunks a block than a shorter one.
+  for (const std::uint64_t change : {4096u, 16384u, 65536u, 262144u}) {
+    for (std::uint64_t first = change - 200; first < change + 100; ++first) {
+      expect_settled({first, 1, 2, 3, 0, 5});
+      expect_settled({1, first - 60, 1, 1, 1});
+      EXPECT_GE(statistics_chunks_per_block(std::vector{first, first, std::uint64_t{1}}),
+                chunks_per_statistics_block(2 * first + 1));
+    }
   }
 }
 

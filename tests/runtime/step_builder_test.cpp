@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "common/expect_error.hpp"
+#include "common/warmed_up.hpp"
 #include "runtime/host_tensor.hpp"
 #include "stepgraph/error.hpp"
 #include "stepgraph/host_executor.hpp"
@@ -200,9 +201,11 @@ struct group_refusal : refusal {
   group_options options;
 };
 
-learning_rate_schedule schedule_of(double initial, double maximum, double minimum,
-                                   std::uint64_t warmup, std::uint64_t decay) {
-  return {schedule_shape::cosine, 0, initial, maximum, minimum, warmup, decay};
+/// A schedule that rises and falls linearly, with what is wrong in it.
+schedule bent_schedule(void (*bend)(schedule&)) {
+  schedule bent = warmed_up(learning_rate_style::linear, 0.0, 1.0, 0.0, 1, 9);
+  bend(bent);
+  return bent;
 }
 
 std::vector<group_refusal> group_refusals() {
@@ -225,16 +228,12 @@ std::vector<group_refusal> group_refusals() {
   add("infinite_eps", {"eps", "inf"}, {.eps = infinity});
   add("negative_weight_decay", {"weight_decay", "-0.01"}, {.weight_decay = -0.01});
   add("nan_weight_decay", {"weight_decay", "nan"}, {.weight_decay = nan});
-  add("schedule_without_decay", {"decay_steps", "10", "warmup_steps"},
-      {.schedule = schedule_of(0.0, 1.0, 0.0, 10, 10)});
-  add("schedule_that_ends_in_its_warmup", {"decay_steps", "9", "10"},
-      {.schedule = schedule_of(0.0, 1.0, 0.0, 10, 9)});
-  add("schedule_with_nan_maximum", {"schedule", "maximum", "nan"},
-      {.schedule = schedule_of(0.0, nan, 0.0, 1, 9)});
-  add("schedule_with_negative_minimum", {"schedule", "minimum", "-1"},
-      {.schedule = schedule_of(0.0, 1.0, -1.0, 1, 9)});
-  add("schedule_with_infinite_initial", {"schedule", "initial", "inf"},
-      {.schedule = schedule_of(infinity, 1.0, 0.0, 1, 9)});
+  add("schedule_without_segments", {"learning_rate_schedule", "segment"},
+      {.learning_rate_schedule = bent_schedule([](schedule& s) { s.segments.clear(); })});
+  add("schedule_with_a_nan", {"learning_rate_schedule", "nan"},
+      {.learning_rate_schedule = bent_schedule([](schedule& s) { s.segments[0].to = nan; })});
+  add("weight_decay_schedule_with_a_negative_number", {"weight_decay_schedule", "-1"},
+      {.weight_decay_schedule = bent_schedule([](schedule& s) { s.segments[0].from = -1.0; })});
   return refusals;
 }
 
@@ -246,13 +245,6 @@ INSTANTIATE_TEST_SUITE_P(Refuses, StepBuilderGroup, ::testing::ValuesIn(group_re
 TEST_P(StepBuilderGroup, NamesTheGroupAndGoesOn) {
   refused_builder().expect_refusal(
       [](step_builder& builder) { builder.add_group(GetParam().options); }, GetParam().words);
-}
-
-TEST(StepBuilder, ConstantScheduleNeedsNoDecay) {
-  step_builder builder;
-  builder.add_group(
-      {.schedule = learning_rate_schedule{schedule_shape::constant, 0, 0.0, 1.0, 0.0, 10, 0}});
-  EXPECT_EQ(builder.build().groups.size(), 1u);
 }
 
 TEST(StepBuilder, EdgesOfTheRangesAreAccepted) {

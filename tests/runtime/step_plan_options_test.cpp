@@ -91,14 +91,10 @@ TEST(StepPlanOptions, ExchangedTotalsHaveAnAdvanceOfTheirOwn) {
   EXPECT_EQ(plan.nodes[1].threads, advance_step_threads);
 }
 
-TEST(StepPlanOptions, RecordsAddAReportAtTheEnd) {
-  EXPECT_THAT(nodes_of({.record_capacity = 4}), ElementsAre("advance_step", update, "report"));
-  const step_plan plan =
-      builder_of({.skip_non_finite = true, .exchange_totals = true, .record_capacity = 4}).build();
-  EXPECT_THAT(nodes_of(plan), ElementsAre("grad_stats", "advance_step", update, "report"));
-  EXPECT_EQ(plan.nodes.back().blocks, 1u);
-  EXPECT_EQ(plan.nodes.back().threads, report_threads);
-  EXPECT_TRUE(plan.nodes.back().tensors.empty());
+TEST(StepPlanOptions, RecordsNeedNoNode) {
+  EXPECT_THAT(nodes_of({.record_capacity = 4}), ElementsAre("advance_step", update));
+  EXPECT_THAT(nodes_of({.skip_non_finite = true, .record_capacity = 4}),
+              ElementsAre("grad_stats", update));
 }
 
 TEST(StepPlanOptions, GradientsAloneAreScaledOnlyWhenAskedFor) {
@@ -109,7 +105,7 @@ TEST(StepPlanOptions, GradientsAloneAreScaledOnlyWhenAskedFor) {
   const step_plan plan =
       builder_of({.measure_norm = true, .unscale_gradients = true, .record_capacity = 1}, true)
           .build();
-  EXPECT_THAT(nodes_of(plan), ElementsAre("grad_stats", "scale_gradients", update, "report"));
+  EXPECT_THAT(nodes_of(plan), ElementsAre("grad_stats", "scale_gradients", update));
   EXPECT_THAT(plan.nodes[0].tensors, ElementsAre(0, 1, 2));
   EXPECT_EQ(plan.nodes[0].bytes_read, 5100u * 4 + 3000u * 2);
   EXPECT_THAT(plan.nodes[1].tensors, ElementsAre(2));
@@ -137,7 +133,6 @@ TEST(StepPlanOptions, EveryCombinationHasItsNodesInOrder) {
     if (!measured || has(2)) expected.push_back("advance_step");
     if (has(3) && alone) expected.push_back("scale_gradients");
     expected.push_back(update);
-    if (has(4)) expected.push_back("report");
     const step_plan plan = builder_of(options, alone).build();
     EXPECT_EQ(nodes_of(plan), expected) << bits;
     const std::string dot = to_dot(plan);
