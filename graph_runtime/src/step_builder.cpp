@@ -282,7 +282,7 @@ step_plan step_builder::build() const {
   if (measured) plan.nodes.push_back(statistics_node(updates, scaling, plan));
   if (!measured || options_.exchange_totals) {
     plan_node advance = node_of(node_kind::advance_step, "advance_step");
-    advance.blocks = 1;
+    advance.blocks = prepare_blocks(group_count());
     advance.threads = advance_step_threads;
     plan.nodes.push_back(std::move(advance));
   }
@@ -328,9 +328,8 @@ plan_node step_builder::statistics_node(const std::vector<plan_node>& updates,
     group_chunks[plan.norm_group_of[tensors_[id].group]] +=
         chunk_count(tensors_[id].operands.parameter.numel);
   }
-  // One more advances the step.
-  set_blocks(node, detail::statistics_blocks_of(group_chunks) + (options_.exchange_totals ? 0 : 1),
-             statistics_threads);
+  const std::uint32_t advancing = options_.exchange_totals ? 0 : prepare_blocks(group_count());
+  set_blocks(node, detail::statistics_blocks_of(group_chunks) + advancing, statistics_threads);
   return node;
 }
 

@@ -105,10 +105,11 @@ class device_block {
 
 class device_workspace {
  public:
-  explicit device_workspace(std::uint64_t chunks)
+  explicit device_workspace(std::uint64_t chunks = 0)
       : partials_(statistics_blocks(chunks)), arrivals_(std::vector<std::uint32_t>{0}) {}
 
   cuda::grad_stats_workspace view() const { return {partials_.data(), arrivals_.data()}; }
+  std::uint32_t* arrivals() const { return arrivals_.data(); }
 
  private:
   device_buffer<partial_statistics> partials_;

@@ -47,8 +47,8 @@ class GpuStatistics : public test::launcher_test {
       test::expect_same_block(together.read(), block);
       check(cuda::launch_grad_totals(on_device, options, workspace.view(), totals.data(),
                                      launch_order::full, stream().get()));
-      check(cuda::launch_advance_step(apart.view(), {}, totals.data(), launch_order::programmatic,
-                                      stream().get()));
+      check(cuda::launch_advance_step(apart.view(), {}, totals.data(), workspace.arrivals(),
+                                      launch_order::programmatic, stream().get()));
       test::expect_same_block(apart.read(), block);
       EXPECT_EQ(totals.read().back(), static_cast<double>(block.scalars.zeros));
     }

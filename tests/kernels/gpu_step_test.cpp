@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "kernels/device_problem.hpp"
@@ -20,7 +21,17 @@ using test::host_tensors;
 using test::kernel_tensor;
 using test::operand_set;
 
-class GpuStep : public test::launcher_test {};
+class GpuStep : public test::launcher_test {
+ protected:
+  void advance(const device_block& block, const settings_batch& settings, const double* totals) {
+    if (!workspace_) workspace_.emplace();
+    check(cuda::launch_advance_step(block.view(), settings, totals, workspace_->arrivals(),
+                                    launch_order::full, stream().get()));
+  }
+
+ private:
+  std::optional<test::device_workspace> workspace_;
+};
 
 /// A batch with a value for every field of some groups and of the step.
 std::vector<setting> varied_settings() {
@@ -57,8 +68,7 @@ TEST_F(GpuStep, AdvanceGivesTheBitsOfTheHostLoop) {
   // The third batch repeats the serial of the second and is ignored.
   for (const std::uint64_t serial : {0u, 1u, 1u, 2u}) {
     test::advance_unmeasured(block, test::batch_of(entries, serial));
-    check(cuda::launch_advance_step(found.view(), test::batch_of(there, serial), nullptr,
-                                    launch_order::full, stream().get()));
+    advance(found, test::batch_of(there, serial), nullptr);
     test::expect_same_block(found.read(), block);
   }
 }
@@ -87,8 +97,7 @@ TEST_F(GpuStep, SettingsOfEveryNumberReachEveryLauncher) {
                                   batch(1), launch_order::full, stream().get()));
     test::expect_same_block(found.read(), block);
     test::advance_unmeasured(block, test::batch_of(entries, 2));
-    check(cuda::launch_advance_step(found.view(), batch(2), nullptr, launch_order::full,
-                                    stream().get()));
+    advance(found, batch(2), nullptr);
     test::expect_same_block(found.read(), block);
     host::apply_settings(block.view(), test::batch_of(entries, 3));
     check(cuda::launch_apply_settings(found.view(), batch(3), stream().get()));
@@ -135,8 +144,7 @@ TEST_F(GpuStep, AdvanceByTotalsGivesTheBitsOfTheHostLoop) {
                                               12345, 1};
       for (int step = 0; step < 3; ++step) {
         host::advance_step(block.view(), {}, statistics, sums.data());
-        check(cuda::launch_advance_step(found.view(), {}, there.data(), launch_order::full,
-                                        stream().get()));
+        advance(found, {}, there.data());
         test::expect_same_block(found.read(), block);
       }
     }
@@ -166,7 +174,7 @@ TEST_F(GpuStep, InputsAreReadAtEveryStep) {
     inputs = {found_inf, inputs[1] + 8.0f, inputs[2] + 0.125f, inputs[3] + 0.01f};
     there.write(inputs);
     test::advance_unmeasured(block);
-    check(cuda::launch_advance_step(found.view(), {}, nullptr, launch_order::full, stream().get()));
+    advance(found, {}, nullptr);
     const host_block read = found.read();
     EXPECT_TRUE(test::same_bits(std::vector{read.scalars}, std::vector{block.scalars}));
     EXPECT_TRUE(test::same_bits(read.progress, block.progress));
@@ -231,8 +239,7 @@ TEST_F(GpuStep, RecordsAreThoseOfTheHostLoop) {
   for (int launch = 0; launch < 13; ++launch) {
     if (launch % 4 == 2) {
       test::advance_by_total(block, std::numeric_limits<double>::infinity());
-      check(cuda::launch_advance_step(found.view(), {}, infinite.data(), launch_order::full,
-                                      stream().get()));
+      advance(found, {}, infinite.data());
     } else {
       test::measure_and_advance(block, on_host.host_statistics_table());
       check(cuda::launch_grad_stats(on_device.statistics_table(), {}, workspace.view(),

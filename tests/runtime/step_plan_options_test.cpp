@@ -171,7 +171,7 @@ TEST(StepPlanOptions, NormGroupsAreNumberedAsTheyAreNamed) {
 TEST(StepPlanOptions, NormGroupsOfALongListHaveBlocksOfTheirOwn) {
   step_builder builder(plan_purpose::inspect);
   builder.set_options({.measure_norm = true});
-  std::uint64_t blocks = 1;
+  std::uint64_t blocks = prepare_blocks(4);
   for (const std::uint64_t chunks : {5u, 1u, 0u, 4093u}) {
     const group_id group = builder.add_group({.norm_group = "norm " + std::to_string(chunks)});
     builder.add_gradient(group, std::to_string(chunks), {nullptr, chunks * chunk_elements});
