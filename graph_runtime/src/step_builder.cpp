@@ -323,7 +323,7 @@ plan_node step_builder::statistics_node(const std::vector<plan_node>& updates,
   }
   for (const tensor_id id : scaling.tensors) add_tensor_to(node, id, tensors_[id], options_);
   node.blocks = statistics_blocks(node.chunks);
-  if (!options_.exchange_totals) node.blocks += prepare_blocks(group_count());
+  node.blocks += options_.exchange_totals ? 1 : prepare_blocks(group_count());
   node.threads = statistics_threads;
   return node;
 }
