@@ -14,7 +14,6 @@ namespace stepgraph {
 struct host_executor::state {
   detail::step_block_image image;
   std::vector<math::adam_terms> terms;
-  math::prepared_step prepared_step;
   std::vector<math::prepared_group> prepared_groups;
   std::vector<double> totals;  ///< of the norm groups, then the zeros
   record_ring_view records;
@@ -35,7 +34,6 @@ struct host_executor::state {
     block.progress = image.progress.data();
     block.schedules = {image.schedule_segments.data(), image.schedule_table.data()};
     block.terms = terms.data();
-    block.prepared_step = &prepared_step;
     block.prepared_groups = prepared_groups.data();
     block.norms = image.norms.data();
     block.group_count = static_cast<std::uint32_t>(terms.size());

@@ -328,7 +328,8 @@ plan_node step_builder::statistics_node(const std::vector<plan_node>& updates,
     group_chunks[plan.norm_group_of[tensors_[id].group]] +=
         chunk_count(tensors_[id].operands.parameter.numel);
   }
-  const std::uint32_t advancing = options_.exchange_totals ? 0 : prepare_blocks(group_count());
+  // Beside them, those that prepare the step; the first of them also gathers.
+  const std::uint32_t advancing = options_.exchange_totals ? 1 : prepare_blocks(group_count());
   set_blocks(node, detail::statistics_blocks_of(group_chunks) + advancing, statistics_threads);
   return node;
 }

@@ -140,7 +140,8 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   const detail::step_block_image image(plan);
   const std::size_t groups = image.groups.size();
   const std::size_t norm_groups = image.norms.size();
-  const std::size_t partials = statistics_blocks(tables.statistics_chunk_count());
+  const std::size_t messages = statistics_blocks(tables.statistics_chunk_count()) +
+                               prepare_blocks(static_cast<std::uint32_t>(groups)) - 1;
   arena_layout layout;
   const auto scalars = layout.reserve<step_scalars>(1);
   const auto step = layout.reserve<step_settings>(1);
@@ -150,20 +151,18 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   const auto norms = layout.reserve<double>(norm_groups);
   const auto segments = layout.reserve<schedule_segment>(image.schedule_segments.size());
   const auto schedule_table = layout.reserve<double>(image.schedule_table.size());
-  const auto arrivals = layout.reserve<std::uint32_t>(1);
   const auto tensor_arrivals = layout.reserve<std::uint32_t>(tables.tensors.size());
   const auto tensors = layout.reserve<tensor_descriptor>(tables.tensors.size());
   const auto chunks = layout.reserve<chunk_descriptor>(tables.chunks.size());
   const auto statistics_chunks = layout.reserve<chunk_descriptor>(tables.statistics_chunks.size());
   const auto norm_group_ends = layout.reserve<std::uint32_t>(tables.norm_group_ends.size());
+  const auto messages_at = layout.reserve<block_message>(messages);
   const std::size_t uploaded = layout.size();
-  const auto prepared_step = layout.reserve<math::prepared_step>(1);
   const auto prepared_groups = layout.reserve<math::prepared_group>(groups);
   const auto totals = layout.reserve<double>(norm_groups + 1);
-  const auto partials_at = layout.reserve<partial_statistics>(partials);
   memory_ = allocate_device(layout.size());
 
-  // The upload's source: zero where nothing is written, as the arrival counters must be.
+  // The upload's source: zero where nothing is written, as arrival counters and messages must be.
   std::vector<std::byte> staged(uploaded);
   const auto stage = [&]<class Element>(arena_place<Element> place,
                                         const std::vector<Element>& source) {
@@ -193,7 +192,6 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   block_.progress = progress.in(base);
   block_.schedules = {segments.in(base), schedule_table.in(base)};
   block_.terms = terms.in(base);
-  block_.prepared_step = prepared_step.in(base);
   block_.prepared_groups = prepared_groups.in(base);
   block_.norms = norms.in(base);
   block_.group_count = static_cast<std::uint32_t>(groups);
@@ -204,7 +202,7 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   norm_group_ends_ = norm_group_ends.in(base);
   tensor_arrivals_ = tensor_arrivals.in(base);
   totals_ = totals.in(base);
-  workspace_ = {partials_at.in(base), arrivals.in(base)};
+  messages_ = messages_at.in(base);
   settings_node_ = find_settings_node(plan);
   make_record_ring();
 }
@@ -243,14 +241,14 @@ void device_step::enqueue(std::size_t node, const settings_batch& settings,
       const statistics_options options = detail::make_statistics_options(plan_.options);
       status =
           plan_.options.exchange_totals
-              ? launch_grad_totals(statistics, options, workspace_, totals_, order, stream)
-              : launch_grad_stats(statistics, options, workspace_, block_, settings, order, stream);
+              ? launch_grad_totals(statistics, options, messages_, block_, totals_, order, stream)
+              : launch_grad_stats(statistics, options, messages_, block_, settings, order, stream);
       break;
     }
     case node_kind::advance_step:
       status =
           launch_advance_step(block_, settings, plan_.options.exchange_totals ? totals_ : nullptr,
-                              workspace_.arrivals, order, stream);
+                              messages_, order, stream);
       break;
     case node_kind::update:
       status = launch_update(planned.signature, table, block_,

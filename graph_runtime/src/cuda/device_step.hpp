@@ -86,7 +86,7 @@ class device_step {
   std::uint32_t* norm_group_ends_ = nullptr;
   std::uint32_t* tensor_arrivals_ = nullptr;
   double* totals_ = nullptr;
-  grad_stats_workspace workspace_;
+  block_message* messages_ = nullptr;
   std::unique_ptr<detail::record_ring> records_;
   pinned_pool pool_;
   std::vector<setting> taken_;  ///< settings of the latest `take`
