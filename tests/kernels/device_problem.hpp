@@ -58,7 +58,9 @@ class device_block {
         norms_(block.norms),
         segments_(block.segments),
         schedule_table_(block.schedule_table),
-        records_(records) {}
+        records_(records),
+        messages_(std::vector<cuda::block_message>(
+            prepare_blocks(static_cast<std::uint32_t>(block.groups.size())))) {}
 
   step_block_view view() const {
     step_block_view view;
@@ -75,6 +77,9 @@ class device_block {
     view.norm_group_count = static_cast<std::uint32_t>(norms_.size());
     return view;
   }
+  /// For launches that only advance this block. Messages carry the number of the launch, so they
+  /// cannot be shared by blocks that count apart.
+  cuda::block_message* messages() const { return messages_.data(); }
   /// What later kernels read: not what passes between the halves of the advance.
   host_block read() const {
     host_block block(groups_.size(), norms_.size());
@@ -98,14 +103,15 @@ class device_block {
   device_buffer<schedule_segment> segments_;
   device_buffer<double> schedule_table_;
   record_ring_view records_;
+  device_buffer<cuda::block_message> messages_;
 };
 
-/// The messages of the launches of one step block.
+/// The messages of the launches of one step block; never of two.
 class device_workspace {
  public:
-  explicit device_workspace(std::uint64_t chunks = 0, std::uint32_t groups = 1024)
-      : messages_(std::vector<cuda::block_message>(statistics_blocks(chunks) +
-                                                   prepare_blocks(groups))) {}
+  explicit device_workspace(std::uint64_t chunks, std::uint32_t groups = 1024)
+      : messages_(
+            std::vector<cuda::block_message>(statistics_blocks(chunks) + prepare_blocks(groups))) {}
 
   cuda::block_message* view() const { return messages_.data(); }
 

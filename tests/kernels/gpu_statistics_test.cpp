@@ -185,11 +185,11 @@ TEST_F(GpuStatistics, OneElementThatIsNotFiniteIsFoundAnywhere) {
         std::memcpy(contents[1][test::gradient_operand].data() + position * bad.size(), bad.data(),
                     bad.size());
         const device_tensors on_device(tensors, contents);
-        const device_workspace workspace(on_device.table().chunk_count);
         for (const norm_kind norm : {norm_kind::l2, norm_kind::infinity}) {
           host_block start(2);
           start.step.norm = norm;
           const device_block block(start);
+          const device_workspace workspace(on_device.table().chunk_count);
           check(cuda::launch_grad_stats(on_device.statistics_table(), {norm}, workspace.view(),
                                         block.view(), {}, launch_order::full, stream().get()));
           const host_block found = block.read();

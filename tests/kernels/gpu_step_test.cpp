@@ -1,7 +1,6 @@
 #include <gtest/gtest.h>
 
 #include <limits>
-#include <optional>
 #include <vector>
 
 #include "kernels/device_problem.hpp"
@@ -24,13 +23,9 @@ using test::operand_set;
 class GpuStep : public test::launcher_test {
  protected:
   void advance(const device_block& block, const settings_batch& settings, const double* totals) {
-    if (!workspace_) workspace_.emplace();
-    check(cuda::launch_advance_step(block.view(), settings, totals, workspace_->view(),
+    check(cuda::launch_advance_step(block.view(), settings, totals, block.messages(),
                                     launch_order::full, stream().get()));
   }
-
- private:
-  std::optional<test::device_workspace> workspace_;
 };
 
 /// A batch with a value for every field of some groups and of the step.
@@ -79,7 +74,6 @@ TEST_F(GpuStep, SettingsOfEveryNumberReachEveryLauncher) {
   const std::vector<operand_set> contents = test::random_contents(tensors, 53);
   const host_tensors on_host(tensors, contents);
   const device_tensors on_device(tensors, contents);
-  const test::device_workspace workspace(on_host.chunks.size());
   for (std::size_t count = 1; count <= all.size(); count += count < 8 ? 1 : 16) {
     SCOPED_TRACE(count);
     // The last ones, so that whole-step settings are among the few.
@@ -92,6 +86,7 @@ TEST_F(GpuStep, SettingsOfEveryNumberReachEveryLauncher) {
     };
     host_block block = test::varied_block();
     const device_block found(block);
+    const test::device_workspace workspace(on_host.chunks.size());
     test::measure_and_advance(block, on_host.host_statistics_table(), test::batch_of(entries, 1));
     check(cuda::launch_grad_stats(on_device.statistics_table(), {}, workspace.view(), found.view(),
                                   batch(1), launch_order::full, stream().get()));
