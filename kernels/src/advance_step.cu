@@ -28,6 +28,8 @@ __global__ void __launch_bounds__(threads)
 
 __global__ void __launch_bounds__(threads)
     apply_settings_kernel(step_block_view block, const __grid_constant__ settings_batch settings) {
+  let_successors_start();
+  wait_for_predecessors();
   apply_settings_in_block(block, settings);
 }
 
