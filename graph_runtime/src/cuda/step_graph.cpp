@@ -129,11 +129,13 @@ void step_graph::capture_foreign(recording& now, std::size_t node, cudaStream_t 
         add_conditional_node(stream, applied, cudaGraphCondTypeIf, what);
     body_capture body(now.foreign_body.get(), branch.body, what);
     captured = capture_foreign_work(planned, work, now.step.context_on(now.foreign_body.get()));
+    check_enclosing_capture(planned, stream);
     body.finish();
   } else {
     captured = capture_foreign_work(planned, work, now.step.context_on(stream));
     if (captured.forked) now.forked = planned.name;
   }
+  if (looped_) check_enclosing_capture(planned, now.outer.get());
   if (looped_ || planned.only_if_applied) check_body_nodes(captured.nodes, what);
   foreign_nodes_[node] = captured.nodes.size();
 }
