@@ -12,7 +12,11 @@
 namespace stepgraph::cuda {
 namespace {
 
-[[noreturn]] void refuse_capture(const plan_node& node, cudaStreamCaptureStatus found) {
+/// The capture as foreign work left it; refuses another capture than the one before.
+capture_state check_capture(const plan_node& node, cudaStream_t stream,
+                            const capture_state& before) {
+  capture_state after = read_capture(stream);
+  if (after.status == cudaStreamCaptureStatusActive && after.id == before.id) return after;
   // The refused call left its error, unless the callback looked at it.
   const cudaError_t status = cudaGetLastError();
   const std::string cause =
@@ -21,18 +25,10 @@ namespace {
           : fmt::format(": {} ({})", cudaGetErrorString(status), cudaGetErrorName(status));
   throw capture_error(fmt::format(
       "foreign work '{}': {}{}", node.name,
-      found == cudaStreamCaptureStatusInvalidated
+      after.status == cudaStreamCaptureStatusInvalidated
           ? "a call that is not allowed while its stream is captured invalidated the capture"
           : "ended the capture of its stream",
       cause));
-}
-
-/// The capture as foreign work left it; refuses another capture than the one before.
-capture_state check_capture(const plan_node& node, cudaStream_t stream,
-                            const capture_state& before) {
-  capture_state after = read_capture(stream);
-  if (after.status == cudaStreamCaptureStatusActive && after.id == before.id) return after;
-  refuse_capture(node, after.status);
 }
 
 bool has_dependents(cudaGraphNode_t node) {
@@ -53,11 +49,6 @@ void call_foreign_work(const plan_node& node, const foreign_callback& work,
   const capture_state before = read_capture(context.stream);
   work(context);
   if (before.status != cudaStreamCaptureStatusNone) check_capture(node, context.stream, before);
-}
-
-void check_enclosing_capture(const plan_node& node, cudaStream_t stream) {
-  const cudaStreamCaptureStatus status = read_capture(stream).status;
-  if (status != cudaStreamCaptureStatusActive) refuse_capture(node, status);
 }
 
 captured_foreign_work capture_foreign_work(const plan_node& node, const foreign_callback& work,

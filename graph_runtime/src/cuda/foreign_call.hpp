@@ -17,10 +17,6 @@ using foreign_callback = std::function<void(const foreign_context&)>;
 void call_foreign_work(const plan_node& node, const foreign_callback& work,
                        const foreign_context& context);
 
-/// Throws capture_error if foreign work left the capture of another stream of the same thread
-/// invalidated, as a call that no capture allows does.
-void check_enclosing_capture(const plan_node& node, cudaStream_t stream);
-
 /// What foreign work added to the graph that its stream is captured into.
 struct captured_foreign_work {
   std::vector<cudaGraphNode_t> nodes;

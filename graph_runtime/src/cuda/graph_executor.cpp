@@ -26,12 +26,10 @@ struct graph_executor::state {
         step(plan, tables, stream),
         graph(plan, step, foreign, options) {
     const cuda::device_guard guard(step.device());
-    cudaGraphExec_t handle = nullptr;
-    STEPGRAPH_CUDA_CHECK(cudaGraphInstantiate(&handle, graph.get(), 0));
-    executable = cuda::unique_graph_exec(handle);
+    executable = graph.instantiate();
     ++instantiations;
     carrier = graph.carrier();
-    STEPGRAPH_CUDA_CHECK(cudaGraphUpload(handle, stream));
+    STEPGRAPH_CUDA_CHECK(cudaGraphUpload(executable.get(), stream));
   }
 };
 

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "../foreign_callbacks.hpp"
 #include "capture_state.hpp"
 #include "conditional.hpp"
@@ -34,24 +32,17 @@ void check_support(const step_plan& plan, const graph_options& options) {
   }
 }
 
-bool has_branches(const step_plan& plan) {
-  return std::any_of(plan.nodes.begin(), plan.nodes.end(),
-                     [](const plan_node& node) { return node.only_if_applied; });
-}
-
 }  // namespace
 
-/// A capture in progress.
+/// A capture in progress. One at a time, bodies after the graph around them: a stream that foreign
+/// work forks to belongs to a capture until that ends, and may be wanted by the next.
 struct step_graph::recording {
   const step_plan& plan;
   const device_step& step;
   std::vector<foreign_callback> callbacks;
-  std::uint32_t steps;
-  unique_stream outer;
-  // Of the bodies, where there are any; made before the first capture begins.
-  unique_stream loop_body = {};
-  unique_stream foreign_body = {};
-  std::string forked = {};  ///< foreign work that left a branch behind
+  unique_stream stream;
+  std::vector<branch> branches = {};  ///< whose bodies are still to be captured
+  std::string forked = {};            ///< foreign work that left a fork without a join
 };
 
 template <class Finish>
@@ -71,73 +62,99 @@ step_graph::step_graph(const step_plan& plan, const device_step& step, const for
       foreign_nodes_(plan.nodes.size(), 0),
       looped_(options.steps_per_launch > 1) {
   check_support(plan, options);
+  for (const plan_node& node : plan.nodes) {
+    if (!(node.only_if_applied || (looped_ && node.kind == node_kind::foreign))) continue;
+    bodies_ += (bodies_.empty() ? "" : ", ") + words_of(node);
+  }
   const device_guard guard(step.device());
   const trace_range range("stepgraph capture");
   // Captured apart from the caller's stream, which may be the legacy default stream.
-  recording now{plan, step, detail::callbacks_by_node(plan, foreign), options.steps_per_launch,
-                make_stream()};
-  if (looped_) now.loop_body = make_stream();
-  if (has_branches(plan)) now.foreign_body = make_stream();
-  capture_scope capture(now.outer.get());
+  recording now{plan, step, detail::callbacks_by_node(plan, foreign), make_stream()};
   if (looped_) {
-    capture_loop(now, now.outer.get());
+    capture_loop(now, options.steps_per_launch);
   } else {
-    capture_step(now, now.outer.get());
+    capture_scope capture(now.stream.get());
+    capture_step(now);
+    finish_naming_forks(now, [&] { graph_ = capture.finish(); });
+    carrier_kind_ = plan.nodes[step.settings_node()].kind;
+    carrier_node_ = nodes_[step.settings_node()];
   }
-  finish_naming_forks(now, [&] { graph_ = capture.finish(); });
+  for (const branch& each : now.branches) capture_branch(now, each);
 }
 
-void step_graph::capture_step(recording& now, cudaStream_t stream) {
+void step_graph::capture_step(recording& now) {
+  const cudaStream_t stream = now.stream.get();
   for (std::size_t node = 0; node < now.plan.nodes.size(); ++node) {
-    if (now.plan.nodes[node].kind == node_kind::foreign) {
-      capture_foreign(now, node, stream);
-      continue;
+    const plan_node& planned = now.plan.nodes[node];
+    if (planned.only_if_applied) {
+      begin_branch(now, node);
+    } else if (planned.kind == node_kind::foreign) {
+      const captured_foreign_work captured =
+          capture_foreign_work(planned, now.callbacks[node], now.step.context_on(stream));
+      if (captured.forked) now.forked = planned.name;
+      if (looped_) check_body_nodes(captured.nodes, words_of(planned));
+      foreign_nodes_[node] = captured.nodes.size();
+    } else {
+      now.step.enqueue(node, {}, looped_ ? order_in_a_loop : now.step.order_of(node), stream);
+      nodes_[node] = latest_captured_node(stream);
     }
-    const launch_order order = looped_ ? order_in_a_loop : now.step.order_of(node);
-    now.step.enqueue(node, {}, order, stream);
-    nodes_[node] = latest_captured_node(stream);
   }
-  if (looped_) return;
-  carrier_kind_ = now.plan.nodes[now.step.settings_node()].kind;
-  carrier_node_ = nodes_[now.step.settings_node()];
 }
 
-void step_graph::capture_loop(recording& now, cudaStream_t stream) {
-  // Parameters of nodes inside a body cannot be changed from outside; and settings are meant for a
-  // launch, not for each of its steps.
-  check(launch_apply_settings(now.step.block(), {}, stream), "apply_settings");
-  carrier_node_ = latest_captured_node(stream);
-  const cudaGraphConditionalHandle again = make_condition(stream, loop_words);
-  check(launch_begin_loop(again, now.step.steps_left(), now.steps, stream), "begin_loop");
-  const conditional_node loop =
-      add_conditional_node(stream, again, cudaGraphCondTypeWhile, loop_words);
-  body_capture body(now.loop_body.get(), loop.body, loop_words);
-  capture_step(now, now.loop_body.get());
-  check(launch_end_of_step(again, now.step.steps_left(), now.loop_body.get()), "end_of_step");
+void step_graph::capture_loop(recording& now, std::uint32_t steps) {
+  const cudaStream_t stream = now.stream.get();
+  cudaGraphConditionalHandle again = 0;
+  conditional_node loop;
+  {
+    capture_scope capture(stream);
+    // Parameters of nodes inside a body cannot be changed from outside; and settings are meant for
+    // a launch, not for each of its steps.
+    check(launch_apply_settings(now.step.block(), {}, stream), "apply_settings");
+    carrier_node_ = latest_captured_node(stream);
+    again = make_condition(stream, loop_words);
+    check(launch_begin_loop(again, now.step.steps_left(), steps, stream), "begin_loop");
+    loop = add_conditional_node(stream, again, cudaGraphCondTypeWhile, loop_words);
+    graph_ = capture.finish();
+  }
+  body_capture body(stream, loop.body, loop_words);
+  capture_step(now);
+  check(launch_end_of_step(again, now.step.steps_left(), stream), "end_of_step");
   finish_naming_forks(now, [&] { body.finish(); });
 }
 
-void step_graph::capture_foreign(recording& now, std::size_t node, cudaStream_t stream) {
+void step_graph::begin_branch(recording& now, std::size_t node) {
   const plan_node& planned = now.plan.nodes[node];
-  const foreign_callback& work = now.callbacks[node];
+  const cudaStream_t stream = now.stream.get();
   const std::string what = words_of(planned);
-  captured_foreign_work captured;
-  if (planned.only_if_applied) {
-    const cudaGraphConditionalHandle applied = make_condition(stream, what);
-    check(launch_set_condition(applied, now.step.block(), stream), planned.name.c_str());
-    const conditional_node branch =
-        add_conditional_node(stream, applied, cudaGraphCondTypeIf, what);
-    body_capture body(now.foreign_body.get(), branch.body, what);
-    captured = capture_foreign_work(planned, work, now.step.context_on(now.foreign_body.get()));
-    check_enclosing_capture(planned, stream);
-    body.finish();
-  } else {
-    captured = capture_foreign_work(planned, work, now.step.context_on(stream));
-    if (captured.forked) now.forked = planned.name;
+  const cudaGraphConditionalHandle applied = make_condition(stream, what);
+  check(launch_set_condition(applied, now.step.block(), stream), planned.name.c_str());
+  now.branches.push_back(
+      {node, add_conditional_node(stream, applied, cudaGraphCondTypeIf, what).body});
+}
+
+void step_graph::capture_branch(recording& now, const branch& each) {
+  const plan_node& planned = now.plan.nodes[each.node];
+  const cudaStream_t stream = now.stream.get();
+  body_capture body(stream, each.body, words_of(planned));
+  const captured_foreign_work captured =
+      capture_foreign_work(planned, now.callbacks[each.node], now.step.context_on(stream));
+  body.finish();
+  check_body_nodes(captured.nodes, words_of(planned));
+  foreign_nodes_[each.node] = captured.nodes.size();
+}
+
+unique_graph_exec step_graph::instantiate() const {
+  cudaGraphExec_t executable = nullptr;
+  const cudaError_t status = cudaGraphInstantiate(&executable, graph_.get(), 0);
+  if (status == cudaSuccess || bodies_.empty()) {
+    check(status, "cudaGraphInstantiate");
+    return unique_graph_exec(executable);
   }
-  if (looped_) check_enclosing_capture(planned, now.outer.get());
-  if (looped_ || planned.only_if_applied) check_body_nodes(captured.nodes, what);
-  foreign_nodes_[node] = captured.nodes.size();
+  static_cast<void>(cudaGetLastError());
+  throw capture_error(
+      fmt::format("cannot instantiate the graph: {} ({}); in conditional bodies, "
+                  "which hold fewer kinds of work, it has {}",
+                  cudaGetErrorString(status), cudaGetErrorName(status), bodies_));
 }
 
 settings_carrier step_graph::carrier() const {

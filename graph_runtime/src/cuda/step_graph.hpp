@@ -32,7 +32,7 @@ class settings_carrier {
 /// A plan captured node by node, so that every graph node keeps the name of its plan node.
 class step_graph {
  public:
-  /// Captures on streams of its own, in thread-local mode, and calls the foreign work meanwhile.
+  /// Captures on a stream of its own, in thread-local mode, and calls the foreign work meanwhile.
   /// Throws usage_error for callbacks that are not those of the plan and for what the driver does
   /// not have, capture_error, cuda_error, and what foreign work throws; whatever it throws, no
   /// stream stays captured.
@@ -43,6 +43,9 @@ class step_graph {
   /// The graph node of each plan node, null for foreign work. Of more than one step a launch, they
   /// are nodes of the loop's body.
   const std::vector<cudaGraphNode_t>& nodes() const noexcept { return nodes_; }
+  /// An executable of the graph. Throws cuda_error, or capture_error with the names of foreign work
+  /// that conditional bodies may not be able to hold.
+  unique_graph_exec instantiate() const;
   /// The node of the outermost graph that delivers settings to a launch.
   settings_carrier carrier() const;
   /// The nodes of the plan, which must be the one that was captured, as they were captured.
@@ -50,9 +53,15 @@ class step_graph {
 
  private:
   struct recording;
-  void capture_step(recording& now, cudaStream_t stream);
-  void capture_loop(recording& now, cudaStream_t stream);
-  void capture_foreign(recording& now, std::size_t node, cudaStream_t stream);
+  /// Foreign work that a skipped step leaves out, and the graph that shall hold it.
+  struct branch {
+    std::size_t node;
+    cudaGraph_t body;
+  };
+  void capture_step(recording& now);
+  void capture_loop(recording& now, std::uint32_t steps);
+  void begin_branch(recording& now, std::size_t node);
+  void capture_branch(recording& now, const branch& each);
   template <class Finish>
   static void finish_naming_forks(const recording& now, Finish&& finish);
 
@@ -62,6 +71,7 @@ class step_graph {
   cudaGraphNode_t carrier_node_ = nullptr;
   node_kind carrier_kind_ = node_kind::advance_step;
   bool looped_ = false;
+  std::string bodies_;  ///< the foreign work in conditional bodies, in words
 };
 
 }  // namespace stepgraph::cuda
