@@ -12,7 +12,7 @@ namespace {
 /// A name that nodes of the step have, in this plan or in another.
 bool is_name_of_the_step(const std::string& name) {
   return name == "grad_stats" || name == "advance_step" || name == "scale_gradients" ||
-         name == "report" || name.starts_with("update/");
+         name.starts_with("update/");
 }
 
 void check_node_exists(const step_plan& plan, const foreign_node& work) {

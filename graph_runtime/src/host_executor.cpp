@@ -19,7 +19,7 @@ struct host_executor::state {
   math::prepared_step prepared_step;
   std::vector<math::prepared_group> prepared_groups;
   std::vector<double> totals;  ///< of the norm groups, then the zeros
-  detail::record_ring* records = nullptr;
+  record_ring_view records;
   std::vector<setting> settings;  ///< of the launch in progress
   std::uint64_t serial = 0;       ///< of the latest batch of settings
 
@@ -36,12 +36,14 @@ struct host_executor::state {
     block.step = &image.step;
     block.groups = image.groups.data();
     block.progress = image.progress.data();
+    block.schedules = {image.schedule_segments.data(), image.schedule_table.data()};
     block.terms = terms.data();
     block.prepared_step = &prepared_step;
     block.prepared_groups = prepared_groups.data();
     block.norms = image.norms.data();
     block.group_count = static_cast<std::uint32_t>(terms.size());
     block.norm_group_count = static_cast<std::uint32_t>(image.norms.size());
+    block.records = records;
     return block;
   }
 };
@@ -58,7 +60,7 @@ host_executor::host_executor(step_plan plan, host_foreign_work foreign)
   const std::shared_ptr<void> memory(::operator new(detail::record_ring::bytes_for(checked)),
                                      [](void* bytes) { ::operator delete(bytes); });
   auto records = std::make_unique<detail::record_ring>(checked, memory);
-  state_->records = records.get();
+  state_->records = records->view();
   set_records(std::move(records));
 }
 
@@ -110,9 +112,6 @@ void host_executor::launch() {
       case node_kind::scale_gradients:
         host::scale_gradients({tensors, tables().chunks.data() + chunks.first, chunks.count},
                               block);
-        break;
-      case node_kind::report:
-        host::report(block, state_->records->view());
         break;
       case node_kind::foreign:
         if (plan().nodes[i].only_if_applied && block.scalars->skip != 0) break;

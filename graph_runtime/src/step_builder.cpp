@@ -299,12 +299,6 @@ step_plan step_builder::build() const {
     set_blocks(node, node.chunks * update_blocks_per_chunk, update_threads);
     plan.nodes.push_back(std::move(node));
   }
-  if (options_.record_capacity != 0) {
-    plan_node report = node_of(node_kind::report, "report");
-    report.blocks = 1;
-    report.threads = report_threads;
-    plan.nodes.push_back(std::move(report));
-  }
   detail::place_foreign_nodes(plan, foreign_);
   for (std::uint32_t i = 1; i < plan.nodes.size(); ++i) {
     const bool kernels =

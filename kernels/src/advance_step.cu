@@ -12,8 +12,9 @@ static_assert(threads == prepare_threads);
 __global__ void __launch_bounds__(threads)
     advance_step_kernel(step_block_view block, const __grid_constant__ settings_batch settings,
                         const double* totals) {
-  let_successors_start();
   wait_for_predecessors();
+  retract(block.published);
+  let_successors_start();
   gradient_statistics statistics;
   if (totals != nullptr) {
     statistics.measured = 1;
@@ -21,9 +22,10 @@ __global__ void __launch_bounds__(threads)
     statistics.zeros = static_cast<std::uint64_t>(totals[block.norm_group_count]);
   }
   prepare_step_in_block(block, settings);
-  __threadfence();
+  finish_inputs inputs = read_finish_inputs(block);
   __syncthreads();
-  finish_step_in_block(block, statistics, [&](std::uint32_t i) { return totals[i]; });
+  finish_step_in_block(
+      block, statistics, [&](std::uint32_t i) { return totals[i]; }, inputs);
 }
 
 __global__ void __launch_bounds__(threads)

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "dependent_launch.cuh"
 #include "stepgraph/kernels/step_block.hpp"
 #include "stepgraph/math/advance_step.hpp"
 
@@ -67,10 +68,14 @@ __device__ __forceinline__ void prepare_step_in_block(const step_block_view& blo
     if (group < block.group_count) {
       const group_settings& mine = block.groups[group];
       const group_progress progress = block.progress[group];
-      if (part == 0) {
-        parts[0][lane] = math::next_learning_rate(mine, progress);
-      } else if (part == 1) {
-        parts[1][lane] = math::next_weight_decay(mine, progress);
+      if (part < 2) {
+        // One call for both, so that the curves are in the code once.
+        const bool rate = part == 0;
+        parts[part][lane] =
+            math::next_value(rate ? mine.learning_rate_input : mine.weight_decay_input,
+                             rate ? mine.learning_rate_schedule : mine.weight_decay_schedule,
+                             rate ? mine.learning_rate : mine.weight_decay, block.schedules,
+                             progress.step, block.scalars->samples);
       } else {
         const double beta = part == 2 ? mine.beta1 : mine.beta2;
         parts[part][lane] = math::next_bias_correction(mine, beta, progress);
@@ -86,34 +91,71 @@ __device__ __forceinline__ void prepare_step_in_block(const step_block_view& blo
   }
 }
 
+/// Writes the step's record; see record_slot for the order. `scalars` are those of the step; every
+/// thread has written the progress of its groups itself.
+__device__ __forceinline__ void write_record_in_block(const step_block_view& block,
+                                                      const step_scalars& scalars) {
+  const record_ring_view& ring = block.records;
+  if (ring.slots == nullptr) return;
+  const std::uint64_t place = (scalars.launches - 1) % ring.capacity;
+  if (threadIdx.x == 0) {
+    fill_record(scalars, ring.slots[place]);
+    ring.slots[scalars.launches % ring.capacity].sequence = 0;
+  }
+  for (std::uint32_t i = threadIdx.x; i < block.group_count; i += blockDim.x) {
+    ring.groups[place * block.group_count + i] = record_of(block.progress[i]);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence_system();
+    *reinterpret_cast<volatile unsigned long long*>(&ring.slots[place].sequence) = scalars.launches;
+  }
+}
+
+/// What the second half starts from.
+struct finish_inputs {
+  step_settings settings;
+  math::prepared_step prepared;
+  step_scalars scalars;
+  math::prepared_group group;  ///< number threadIdx.x, if there is one
+};
+
+__device__ __forceinline__ finish_inputs read_finish_inputs(const step_block_view& block) {
+  finish_inputs inputs;
+  inputs.settings = read_fresh(block.step);
+  inputs.prepared = read_fresh(block.prepared_step);
+  inputs.scalars = read_fresh(block.scalars);
+  if (threadIdx.x < block.group_count)
+    inputs.group = read_fresh(block.prepared_groups + threadIdx.x);
+  return inputs;
+}
+
 /// The second half: publishes the scalars and, unless the step is skipped, the terms of every
-/// group. `statistics` is valid in every thread; `total_of(i)` is the total of norm group i.
+/// group. `statistics` is valid in every thread; `total_of(i)` is the total of norm group i. A
+/// block barrier lies between the reading of `inputs` and the call.
 template <class TotalOf>
 __device__ __forceinline__ void finish_step_in_block(const step_block_view& block,
                                                      const gradient_statistics& statistics,
-                                                     TotalOf&& total_of) {
+                                                     TotalOf&& total_of, finish_inputs& inputs) {
   // Every thread takes the same few decisions, which is faster than telling it.
-  const step_settings settings = read_fresh(block.step);
-  const math::prepared_step prepared = read_fresh(block.prepared_step);
-  step_scalars scalars = read_fresh(block.scalars);
-  std::uint32_t group = threadIdx.x;
-  math::prepared_group mine;
-  if (group < block.group_count) mine = read_fresh(block.prepared_groups + group);
-  __syncthreads();  // All have read what thread 0 replaces.
-  math::finish_step(settings, prepared, statistics, scalars);
+  step_scalars& scalars = inputs.scalars;
+  math::finish_step(inputs.settings, inputs.prepared, statistics, scalars);
   if (threadIdx.x == 0) *block.scalars = scalars;
+  if (scalars.skip == 0) {
+    for (std::uint32_t group = threadIdx.x; group < block.group_count; group += blockDim.x) {
+      if (group != threadIdx.x) inputs.group = read_fresh(block.prepared_groups + group);
+      block.terms[group] = math::finish_group(inputs.group, scalars);
+      block.progress[group] = inputs.group.progress;
+    }
+  }
+  publish(block.published);
   for (std::uint32_t i = threadIdx.x; i < block.norm_group_count; i += blockDim.x) {
-    block.norms[i] = statistics.measured != 0
-                         ? math::norm_of_total(settings.norm, total_of(i), prepared.inverse_scale)
-                         : 0.0;
+    block.norms[i] =
+        statistics.measured != 0
+            ? math::norm_of_total(inputs.settings.norm, total_of(i), inputs.prepared.inverse_scale)
+            : 0.0;
   }
-  if (scalars.skip != 0) return;
-  while (group < block.group_count) {
-    block.terms[group] = math::finish_group(mine, scalars);
-    block.progress[group] = mine.progress;
-    group += blockDim.x;
-    if (group < block.group_count) mine = read_fresh(block.prepared_groups + group);
-  }
+  write_record_in_block(block, scalars);
 }
 
 }  // namespace stepgraph::cuda

@@ -212,19 +212,15 @@ class GpuForeignNodes : public gpu_test {};
 TEST_F(GpuForeignNodes, ProgrammaticEdgesAreThoseBetweenKernelsOfTheStep) {
   const ones_on_device tensor;
   const cuda_stream stream;
-  const step_options options = {.skip_non_finite = true, .record_capacity = 4};
-  const graph_executor plain(plan_with(tensor, {}, options), stream.get());
+  const graph_executor plain(plan_with(tensor, {}), stream.get());
   std::vector<graph_node_info> nodes = plain.nodes();
-  ASSERT_EQ(nodes.size(), 3u);
+  ASSERT_EQ(nodes.size(), 2u);
   EXPECT_FALSE(nodes[0].programmatic);
   EXPECT_TRUE(nodes[1].programmatic);
-  EXPECT_TRUE(nodes[2].programmatic);
 
   const device_log log;
-  const graph_executor executor(plan_with(tensor,
-                                          {{"two", foreign_order::after, "grad_stats"},
-                                           {"none", foreign_order::after, f32_update}},
-                                          options),
+  const graph_executor executor(plan_with(tensor, {{"two", foreign_order::after, "grad_stats"},
+                                                   {"none", foreign_order::after, f32_update}}),
                                 stream.get(),
                                 {{"two",
                                   [&](cudaStream_t work) {
@@ -233,16 +229,16 @@ TEST_F(GpuForeignNodes, ProgrammaticEdgesAreThoseBetweenKernelsOfTheStep) {
                                   }},
                                  {"none", [](cudaStream_t) {}}});
   nodes = executor.nodes();
-  ASSERT_EQ(nodes.size(), 5u);
+  ASSERT_EQ(nodes.size(), 4u);
   EXPECT_EQ(nodes[1].name, "two");
   EXPECT_EQ(nodes[1].kind, node_kind::foreign);
   EXPECT_EQ(nodes[1].graph_nodes, 2u);
   EXPECT_EQ(nodes[1].function, "");
   EXPECT_EQ(nodes[1].blocks, 0u);
   EXPECT_EQ(nodes[1].threads, 0u);
-  EXPECT_EQ(nodes[3].graph_nodes, 0u);
   EXPECT_EQ(nodes[2].kind, node_kind::update);
-  EXPECT_EQ(nodes[4].kind, node_kind::report);
+  EXPECT_EQ(nodes[2].graph_nodes, 1u);
+  EXPECT_EQ(nodes[3].graph_nodes, 0u);
   for (const graph_node_info& node : nodes) EXPECT_FALSE(node.programmatic) << node.name;
 }
 
@@ -251,13 +247,12 @@ TEST_F(GpuForeignNodes, EveryKernelOfTheStepIsNamed) {
   const cuda_stream stream;
   const graph_executor executor(
       plan_with(tensor, {{"exchange", foreign_order::after, "grad_stats"}},
-                {.exchange_totals = true, .record_capacity = 1}),
+                {.exchange_totals = true}),
       stream.get(), {{"exchange", [](cudaStream_t) {}}});
   const std::pair<const char*, const char*> expected[] = {{"grad_stats", "grad_totals_kernel"},
                                                           {"exchange", ""},
                                                           {"advance_step", "advance_step_kernel"},
-                                                          {f32_update, "update_kernel"},
-                                                          {"report", "report_kernel"}};
+                                                          {f32_update, "update_kernel"}};
   const std::vector<graph_node_info> nodes = executor.nodes();
   ASSERT_EQ(nodes.size(), std::size(expected));
   for (std::size_t i = 0; i < nodes.size(); ++i) {

@@ -65,19 +65,21 @@ TEST(ForeignWork, StandsBetweenTotalsAndAdvance) {
 
 TEST(ForeignWork, IsPlainDataWithFullEdges) {
   host_tensor tensor;
-  const step_plan plan = plan_with(tensor, {{"mean", foreign_order::after, "grad_stats", true}},
-                                   {.skip_non_finite = true, .record_capacity = 4});
-  ASSERT_THAT(names_of(plan), ElementsAre("grad_stats", "mean", update, "report"));
-  const plan_node& node = plan.nodes[1];
-  EXPECT_EQ(node.kind, node_kind::foreign);
-  EXPECT_TRUE(node.only_if_applied);
-  EXPECT_EQ(node.blocks, 0u);
-  EXPECT_EQ(node.threads, 0u);
-  EXPECT_THAT(node.tensors, IsEmpty());
+  const step_plan plan = plan_with(
+      tensor,
+      {{"sum", foreign_order::before, "grad_stats"}, {"mean", foreign_order::after, update, true}},
+      {.skip_non_finite = true});
+  ASSERT_THAT(names_of(plan), ElementsAre("sum", "grad_stats", update, "mean"));
+  for (const std::size_t i : {0, 3}) {
+    const plan_node& node = plan.nodes[i];
+    EXPECT_EQ(node.kind, node_kind::foreign);
+    EXPECT_EQ(node.only_if_applied, i == 3);
+    EXPECT_EQ(node.blocks, 0u);
+    EXPECT_EQ(node.threads, 0u);
+    EXPECT_THAT(node.tensors, IsEmpty());
+  }
   ASSERT_EQ(plan.edges.size(), 3u);
-  EXPECT_FALSE(plan.edges[0].programmatic);
-  EXPECT_FALSE(plan.edges[1].programmatic);
-  EXPECT_TRUE(plan.edges[2].programmatic);
+  for (const plan_edge& edge : plan.edges) EXPECT_EQ(edge.programmatic, edge.from == 1u);
 }
 
 TEST(ForeignWork, ShowsInTheDotGraph) {
@@ -93,12 +95,13 @@ TEST(ForeignWork, ShowsInTheDotGraph) {
 TEST(ForeignWork, EmptyAndTakenNamesAreRefused) {
   step_builder builder;
   builder.add_foreign_work({.name = "reduce", .node = "grad_stats"});
-  expect_error<usage_error>([&] { builder.add_foreign_work({.name = "", .node = "report"}); },
+  expect_error<usage_error>([&] { builder.add_foreign_work({.name = "", .node = "grad_stats"}); },
                             {"name"});
   for (const std::string name :
-       {"reduce", "grad_stats", "advance_step", "scale_gradients", "report", update}) {
-    expect_error<usage_error>([&] { builder.add_foreign_work({.name = name, .node = "report"}); },
-                              {"'" + name + "'", "taken"});
+       {"reduce", "grad_stats", "advance_step", "scale_gradients", update}) {
+    expect_error<usage_error>(
+        [&] { builder.add_foreign_work({.name = name, .node = "grad_stats"}); },
+        {"'" + name + "'", "taken"});
   }
 }
 
@@ -106,9 +109,9 @@ TEST(ForeignWork, NodeThatTheStepDoesNotHaveIsRefusedWithThoseItHas) {
   host_tensor tensor;
   expect_error<usage_error>(
       [&] {
-        plan_with(tensor, {{"reduce", foreign_order::after, "report"}});
+        plan_with(tensor, {{"reduce", foreign_order::after, "scale_gradients"}});
       },
-      {"'reduce'", "'report'", "grad_stats", update});
+      {"'reduce'", "'scale_gradients'", "grad_stats", update});
   expect_error<usage_error>(
       [&] {
         plan_with(tensor, {{"reduce", foreign_order::after, ""}});

@@ -140,7 +140,10 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   const auto progress = layout.reserve<group_progress>(groups);
   const auto terms = layout.reserve<math::adam_terms>(groups);
   const auto norms = layout.reserve<double>(norm_groups);
+  const auto segments = layout.reserve<schedule_segment>(image.schedule_segments.size());
+  const auto schedule_table = layout.reserve<double>(image.schedule_table.size());
   const auto arrivals = layout.reserve<std::uint32_t>(1);
+  const auto published = layout.reserve<std::uint32_t>(1);
   const auto tensor_arrivals = layout.reserve<std::uint32_t>(tables.tensors.size());
   const auto tensors = layout.reserve<tensor_descriptor>(tables.tensors.size());
   const auto chunks = layout.reserve<chunk_descriptor>(tables.chunks.size());
@@ -167,6 +170,8 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   stage(group_settings_at, image.groups);
   stage(progress, image.progress);
   stage(norms, image.norms);
+  stage(segments, image.schedule_segments);
+  stage(schedule_table, image.schedule_table);
   stage(tensors, tables.tensors);
   stage(chunks, tables.chunks);
   stage(statistics_chunks, tables.statistics_chunks);
@@ -180,10 +185,12 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   block_.step = step.in(base);
   block_.groups = group_settings_at.in(base);
   block_.progress = progress.in(base);
+  block_.schedules = {segments.in(base), schedule_table.in(base)};
   block_.terms = terms.in(base);
   block_.prepared_step = prepared_step.in(base);
   block_.prepared_groups = prepared_groups.in(base);
   block_.norms = norms.in(base);
+  block_.published = published.in(base);
   block_.group_count = static_cast<std::uint32_t>(groups);
   block_.norm_group_count = static_cast<std::uint32_t>(norm_groups);
   tensors_ = tensors.in(base);
@@ -209,7 +216,7 @@ void device_step::make_record_ring() {
       std::make_shared<unique_pinned_memory>(allocate_pinned(bytes));
   records_ =
       std::make_unique<detail::record_ring>(plan_, std::shared_ptr<void>(pinned, pinned->get()));
-  ring_ = records_->view();
+  block_.records = records_->view();
 }
 
 device_step::~device_step() {
@@ -255,9 +262,6 @@ void device_step::enqueue(std::size_t node, const settings_batch& settings, laun
     case node_kind::scale_gradients:
       status = launch_scale_gradients({table.tensors, table.chunks, table.chunk_count}, block_,
                                       order, stream);
-      break;
-    case node_kind::report:
-      status = launch_report(block_, ring_, order, stream);
       break;
     case node_kind::foreign:
       throw usage_error(fmt::format("foreign work '{}' is no kernel of the step", planned.name));

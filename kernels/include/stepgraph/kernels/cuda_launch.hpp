@@ -2,7 +2,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include "stepgraph/kernels/record_ring.hpp"
 #include "stepgraph/kernels/step_block.hpp"
 
 /// Launchers of the operations of a step. All views are of device memory of the current device
@@ -22,8 +21,7 @@ struct grad_stats_workspace {
   std::uint32_t* arrivals = nullptr;       ///< one element, zero before the first launch
 };
 
-/// One pass over all gradients; the last block to finish applies the settings and advances the
-/// step.
+/// One pass over all gradients; the last block to finish advances the step and writes its record.
 cudaError_t launch_grad_stats(const statistics_table_view& table, const statistics_options& options,
                               const grad_stats_workspace& workspace, const step_block_view& block,
                               const settings_batch& settings, launch_order order,
@@ -49,10 +47,6 @@ cudaError_t launch_apply_settings(const step_block_view& block, const settings_b
 /// place; leaves them when the step is skipped. `chunk_count` must not be zero.
 cudaError_t launch_scale_gradients(const statistics_table_view& table, const step_block_view& block,
                                    launch_order order, cudaStream_t stream);
-
-/// Writes the step's record into its ring.
-cudaError_t launch_report(const step_block_view& block, const record_ring_view& ring,
-                          launch_order order, cudaStream_t stream);
 
 /// Updates every chunk of the table, all of them of tensors of one signature. `chunk_count` must
 /// not be zero.

@@ -17,7 +17,6 @@ inline constexpr std::uint32_t update_threads = 128;
 inline constexpr std::uint32_t update_blocks_per_chunk = 2;
 inline constexpr std::uint32_t statistics_threads = 256;
 inline constexpr std::uint32_t advance_step_threads = 256;
-inline constexpr std::uint32_t report_threads = 128;
 /// Norm groups of a step, at most.
 inline constexpr std::uint32_t max_norm_groups = 64;
 
@@ -31,7 +30,10 @@ inline constexpr std::uint32_t most_chunks_per_statistics_block = 16;
 /// Consecutive chunks that one block of `grad_stats` adds up, so that few partial sums remain for
 /// the last block. Depends only on the list, never on the device.
 STEPGRAPH_HOST_DEVICE constexpr std::uint32_t chunks_per_statistics_block(std::uint64_t chunks) {
-  return chunks < 4096 ? 1 : chunks < 65536 ? 4 : most_chunks_per_statistics_block;
+  return chunks < 4096     ? 1
+         : chunks < 16384  ? 4
+         : chunks < 262144 ? 8
+                           : most_chunks_per_statistics_block;
 }
 
 /// Blocks of `grad_stats` that read `chunks` chunks; at least one.
