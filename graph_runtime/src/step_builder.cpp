@@ -287,7 +287,7 @@ step_plan step_builder::build() const {
   if (measured) plan.nodes.push_back(statistics_node(updates, scaling));
   if (!measured || options_.exchange_totals) {
     plan_node advance = node_of(node_kind::advance_step, "advance_step");
-    advance.blocks = 1;
+    advance.blocks = prepare_blocks(group_count());
     advance.threads = advance_step_threads;
     plan.nodes.push_back(std::move(advance));
   }
@@ -333,7 +333,8 @@ plan_node step_builder::statistics_node(const std::vector<plan_node>& updates,
     for (const tensor_id id : update.tensors) add_tensor_to(node, id, tensors_[id], options_);
   }
   for (const tensor_id id : scaling.tensors) add_tensor_to(node, id, tensors_[id], options_);
-  node.blocks = statistics_blocks(node.chunks) + (options_.exchange_totals ? 0 : 1);
+  node.blocks = statistics_blocks(node.chunks);
+  if (!options_.exchange_totals) node.blocks += prepare_blocks(group_count());
   node.threads = statistics_threads;
   return node;
 }

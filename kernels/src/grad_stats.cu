@@ -241,22 +241,6 @@ __device__ __forceinline__ void measure(const statistics_table_view& table, std:
   if (threadIdx.x == 0) partials[block] = whole;
 }
 
-/// Counts the blocks of the launch that have finished; true in every thread of the last one, which
-/// then sees what the others wrote.
-__device__ __forceinline__ bool is_last_block(std::uint32_t* arrivals) {
-  __shared__ bool is_last;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    // atomicInc wraps to zero at the last arrival, which leaves the counter ready for the next
-    // replay.
-    is_last = atomicInc(arrivals, gridDim.x - 1) == gridDim.x - 1;
-    __threadfence();
-  }
-  __syncthreads();
-  return is_last;
-}
-
 /// Totals of the norm groups and the number of zeros, in shared memory.
 struct gathered_totals {
   double total[max_norm_groups];
@@ -292,19 +276,19 @@ __device__ __forceinline__ void gather_partials(const statistics_table_view& tab
   __syncthreads();
 }
 
-/// The first block prepares the step while the others read the gradients; the last to arrive
+/// The first blocks prepare the step while the others read the gradients; the last to arrive
 /// finishes it.
 template <norm_kind Norm, bool CountZeros>
 __global__ void __launch_bounds__(threads, 4)
     grad_stats_kernel(statistics_table_view table, grad_stats_workspace workspace,
                       step_block_view block, const __grid_constant__ settings_batch settings) {
-  wait_for_predecessors();
-  if (blockIdx.x == 0) retract(block.published);
   let_successors_start();
-  if (blockIdx.x == 0) {
-    prepare_step_in_block(block, settings);
+  wait_for_predecessors();
+  const std::uint32_t preparing = prepare_blocks(block.group_count);
+  if (blockIdx.x < preparing) {
+    prepare_step_in_block(block, settings, blockIdx.x);
   } else {
-    measure<Norm, CountZeros>(table, blockIdx.x - 1, workspace.partials);
+    measure<Norm, CountZeros>(table, blockIdx.x - preparing, workspace.partials);
   }
   if (!is_last_block(workspace.arrivals)) return;
 
@@ -316,7 +300,7 @@ __global__ void __launch_bounds__(threads, 4)
   statistics.zeros = gathered.zeros;
   statistics.total = math::combined_total(gathered.total, table.norm_group_count, Norm);
   finish_step_in_block(
-      block, statistics, [&](std::uint32_t i) { return gathered.total[i]; }, inputs);
+      block, settings, statistics, [&](std::uint32_t i) { return gathered.total[i]; }, inputs);
 }
 
 template <norm_kind Norm, bool CountZeros>
@@ -353,8 +337,8 @@ cudaError_t launch_grad_stats(const statistics_table_view& table, const statisti
                               cudaStream_t stream) {
   return with_options(options, [&](auto norm, auto zeros) {
     return launch(grad_stats_kernel<norm.value, zeros.value>,
-                  statistics_blocks(table.chunk_count) + 1, threads, order, stream, table,
-                  workspace, block, settings);
+                  statistics_blocks(table.chunk_count) + prepare_blocks(block.group_count), threads,
+                  order, stream, table, workspace, block, settings);
   });
 }
 

@@ -273,14 +273,13 @@ TEST_F(Disassembly, GenericKernelUsesNoDoublesNoLocalMemoryAndFewRegisters) {
 }
 
 /// What is missing for programmatic dependent launch: PREEXIT lets the successor start, ACQBULK
-/// waits for the predecessors. Nothing is written before it, or before what it protects is known to
-/// be published: the flag is read by a strong load.
+/// waits for the predecessors, and nothing is written before it.
 std::vector<std::string> dependent_launch_complaints(const kernel_code& kernel) {
   std::vector<std::string> found;
   if (count(kernel, "PREEXIT") != 1) found.push_back("does not let its successors start, once");
   if (count(kernel, "ACQBULK") == 0) found.push_back("does not wait for its predecessors");
   for (const instruction& each : kernel.instructions) {
-    if (each.opcode == "ACQBULK" || each.opcode.starts_with("LDG.E.STRONG")) break;
+    if (each.opcode == "ACQBULK") break;
     static const std::regex writes(R"((ST|STG|RED|ATOM|ATOMG)(\..*)?)");
     if (std::regex_match(each.opcode, writes)) found.push_back("writes before it waits");
   }

@@ -143,7 +143,6 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   const auto segments = layout.reserve<schedule_segment>(image.schedule_segments.size());
   const auto schedule_table = layout.reserve<double>(image.schedule_table.size());
   const auto arrivals = layout.reserve<std::uint32_t>(1);
-  const auto published = layout.reserve<std::uint32_t>(1);
   const auto tensor_arrivals = layout.reserve<std::uint32_t>(tables.tensors.size());
   const auto tensors = layout.reserve<tensor_descriptor>(tables.tensors.size());
   const auto chunks = layout.reserve<chunk_descriptor>(tables.chunks.size());
@@ -190,7 +189,6 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   block_.prepared_step = prepared_step.in(base);
   block_.prepared_groups = prepared_groups.in(base);
   block_.norms = norms.in(base);
-  block_.published = published.in(base);
   block_.group_count = static_cast<std::uint32_t>(groups);
   block_.norm_group_count = static_cast<std::uint32_t>(norm_groups);
   tensors_ = tensors.in(base);
@@ -252,8 +250,9 @@ void device_step::enqueue(std::size_t node, const settings_batch& settings, laun
       break;
     }
     case node_kind::advance_step:
-      status = launch_advance_step(
-          block_, settings, plan_.options.exchange_totals ? totals_ : nullptr, order, stream);
+      status =
+          launch_advance_step(block_, settings, plan_.options.exchange_totals ? totals_ : nullptr,
+                              workspace_.arrivals, order, stream);
       break;
     case node_kind::update:
       status = launch_update(planned.signature, table, block_,

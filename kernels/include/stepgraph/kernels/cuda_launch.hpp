@@ -35,9 +35,11 @@ cudaError_t launch_grad_totals(const statistics_table_view& table,
                                const grad_stats_workspace& workspace, double* totals,
                                launch_order order, cudaStream_t stream);
 
-/// Applies the settings and advances the step by what `totals` holds; null: nothing was measured.
+/// Applies the settings, advances the step by what `totals` holds (null: nothing was measured) and
+/// writes its record. `arrivals` is one element, zero before the first launch.
 cudaError_t launch_advance_step(const step_block_view& block, const settings_batch& settings,
-                                const double* totals, launch_order order, cudaStream_t stream);
+                                const double* totals, std::uint32_t* arrivals, launch_order order,
+                                cudaStream_t stream);
 
 /// Applies a batch of settings without advancing the step.
 cudaError_t launch_apply_settings(const step_block_view& block, const settings_batch& settings,
@@ -71,7 +73,7 @@ cudaError_t launch_end_of_step(cudaGraphConditionalHandle condition, std::uint32
 inline constexpr int settings_argument_of_grad_stats = 3;
 inline constexpr int arguments_of_grad_stats = 4;
 inline constexpr int settings_argument_of_advance_step = 1;
-inline constexpr int arguments_of_advance_step = 3;
+inline constexpr int arguments_of_advance_step = 4;
 inline constexpr int settings_argument_of_apply_settings = 1;
 inline constexpr int arguments_of_apply_settings = 2;
 
