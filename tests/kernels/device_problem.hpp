@@ -104,8 +104,8 @@ class device_block {
 class device_workspace {
  public:
   explicit device_workspace(std::uint64_t chunks = 0, std::uint32_t groups = 1024)
-      : messages_(std::vector<cuda::block_message>(statistics_blocks(chunks) +
-                                                   prepare_blocks(groups))) {}
+      : messages_(
+            std::vector<cuda::block_message>(statistics_blocks(chunks) + prepare_blocks(groups))) {}
 
   cuda::block_message* view() const { return messages_.data(); }
 
