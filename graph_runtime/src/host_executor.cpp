@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "foreign_callbacks.hpp"
 #include "pending_changes.hpp"
 #include "record_ring.hpp"
 #include "step_tables.hpp"
@@ -12,6 +13,7 @@ namespace stepgraph {
 
 /// The step block in host memory.
 struct host_executor::state {
+  std::vector<std::function<void()>> foreign;  ///< of each node
   detail::step_block_image image;
   std::vector<math::adam_terms> terms;
   std::vector<math::prepared_group> prepared_groups;
@@ -20,8 +22,9 @@ struct host_executor::state {
   std::vector<setting> settings;  ///< of the launch in progress
   std::uint64_t serial = 0;       ///< of the latest batch of settings
 
-  explicit state(const step_plan& plan)
-      : image(plan),
+  state(const step_plan& plan, const host_foreign_work& work)
+      : foreign(detail::callbacks_by_node(plan, work)),
+        image(plan),
         terms(plan.groups.size()),
         prepared_groups(plan.groups.size()),
         totals(plan.norm_groups.size() + 1) {}
@@ -43,13 +46,14 @@ struct host_executor::state {
   }
 };
 
-host_executor::host_executor(step_plan plan) : executor(std::move(plan)) {
+host_executor::host_executor(step_plan plan, host_foreign_work foreign)
+    : executor(std::move(plan)) {
   const step_plan& checked = this->plan();
   if (checked.device.kind != device_kind::host) {
     throw usage_error(fmt::format("the plan's tensors are on {}, expected host for host_executor",
                                   name_of(checked.device)));
   }
-  state_ = std::make_unique<state>(checked);
+  state_ = std::make_unique<state>(checked, foreign);
   if (checked.options.record_capacity == 0) return;
   const std::shared_ptr<void> memory(::operator new(detail::record_ring::bytes_for(checked)),
                                      [](void* bytes) { ::operator delete(bytes); });
@@ -66,6 +70,7 @@ void host_executor::check_memory(const void*, const std::string&, operand_kind) 
 
 void host_executor::launch() {
   settings_batch batch;
+  state_->settings.clear();
   if (pending().any()) {
     pending().take(state_->settings, [] {});
     batch.entries = state_->settings.data();
@@ -106,6 +111,15 @@ void host_executor::launch() {
         host::scale_gradients({tensors, tables().chunks.data() + chunks.first, chunks.count},
                               block);
         break;
+      case node_kind::foreign:
+        if (plan().nodes[i].only_if_applied && block.scalars->skip != 0) break;
+        try {
+          state_->foreign[i]();
+        } catch (...) {
+          if (i < plan().advance_node()) pending().give_back(state_->settings);
+          throw;
+        }
+        break;
     }
   }
 }
@@ -113,6 +127,8 @@ void host_executor::launch() {
 const float* host_executor::loss_scale_address() const noexcept {
   return &state_->image.scalars.next_loss_scale.scale;
 }
+
+double* host_executor::totals_address() noexcept { return state_->totals.data(); }
 
 step_status host_executor::status() {
   return detail::make_status(state_->image.scalars, state_->image.progress, state_->image.norms);

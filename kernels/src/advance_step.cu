@@ -33,6 +33,8 @@ __global__ void __launch_bounds__(threads)
 
 __global__ void __launch_bounds__(threads)
     apply_settings_kernel(step_block_view block, const __grid_constant__ settings_batch settings) {
+  let_successors_start();
+  wait_for_predecessors();
   std::uint64_t samples = 0;
   apply_settings_in_block(block, settings, 0, block.group_count, true, samples);
   // Every thread has read the serial.

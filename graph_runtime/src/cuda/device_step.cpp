@@ -10,6 +10,7 @@
 #include "stepgraph/cuda/check.hpp"
 #include "stepgraph/error.hpp"
 #include "stepgraph/kernels/launch_shape.hpp"
+#include "trace.hpp"
 
 namespace stepgraph::cuda {
 namespace {
@@ -75,15 +76,6 @@ void check_inputs(const step_plan& plan, int device) {
     check(group.learning_rate_input, fmt::format("group '{}': learning_rate_input", group.name));
     check(group.weight_decay_input, fmt::format("group '{}': weight_decay_input", group.name));
   }
-}
-
-std::size_t find_settings_node(const step_plan& plan) {
-  const auto advances = [&](const plan_node& node) {
-    return node.kind == node_kind::advance_step ||
-           (node.kind == node_kind::grad_stats && !plan.options.exchange_totals);
-  };
-  return static_cast<std::size_t>(std::find_if(plan.nodes.begin(), plan.nodes.end(), advances) -
-                                  plan.nodes.begin());
 }
 
 void check_all_memory(const step_plan& plan, int device) {
@@ -160,6 +152,7 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   const std::size_t uploaded = layout.size();
   const auto prepared_groups = layout.reserve<math::prepared_group>(groups);
   const auto totals = layout.reserve<double>(norm_groups + 1);
+  const auto steps_left = layout.reserve<std::uint32_t>(1);
   memory_ = allocate_device(layout.size());
 
   // The upload's source: zero where nothing is written, as arrival counters and messages must be.
@@ -203,7 +196,12 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   tensor_arrivals_ = tensor_arrivals.in(base);
   totals_ = totals.in(base);
   messages_ = messages_at.in(base);
-  settings_node_ = find_settings_node(plan);
+  steps_left_ = steps_left.in(base);
+  settings_node_ = plan.advance_node();
+  orders_.assign(plan.nodes.size(), launch_order::full);
+  for (const plan_edge& edge : plan.edges) {
+    if (edge.programmatic) orders_[edge.to] = launch_order::programmatic;
+  }
   make_record_ring();
 }
 
@@ -228,11 +226,15 @@ device_step::~device_step() {
   static_cast<void>(cudaGetLastError());
 }
 
-void device_step::enqueue(std::size_t node, const settings_batch& settings,
+foreign_context device_step::context_on(cudaStream_t stream) const noexcept {
+  return {stream, totals_, &block_.scalars->next_loss_scale.scale};
+}
+
+void device_step::enqueue(std::size_t node, const settings_batch& settings, launch_order order,
                           cudaStream_t stream) const {
   const plan_node& planned = plan_.nodes[node];
+  const trace_range range(planned.name.c_str());
   const tensor_table_view table = tables_.view_of_node(node, tensors_, chunks_, tensor_arrivals_);
-  const launch_order order = node == 0 ? launch_order::full : launch_order::programmatic;
   cudaError_t status = cudaSuccess;
   switch (planned.kind) {
     case node_kind::grad_stats: {
@@ -258,6 +260,8 @@ void device_step::enqueue(std::size_t node, const settings_batch& settings,
       status = launch_scale_gradients({table.tensors, table.chunks, table.chunk_count}, block_,
                                       order, stream);
       break;
+    case node_kind::foreign:
+      throw usage_error(fmt::format("foreign work '{}' is no kernel of the step", planned.name));
   }
   check(status, planned.name.c_str());
 }

@@ -4,10 +4,13 @@
 #include "stepgraph/cuda/capture_scope.hpp"
 #include "stepgraph/cuda/check.hpp"
 #include "stepgraph/error.hpp"
+#include "trace.hpp"
 
 namespace stepgraph {
 
 struct graph_executor::state {
+  foreign_work foreign;  ///< goes last, when no launch can need what it holds
+  graph_options options;
   cuda::device_step step;
   cuda::step_graph graph;
   cuda::unique_graph_exec executable;
@@ -16,21 +19,24 @@ struct graph_executor::state {
   cudaStream_t last_stream = nullptr;
   bool launched = false;
 
-  state(const step_plan& plan, const detail::step_tables& tables, cudaStream_t stream)
-      : step(plan, tables, stream), graph(plan, step) {
+  state(const step_plan& plan, const detail::step_tables& tables, cudaStream_t stream,
+        foreign_work work, const graph_options& how)
+      : foreign(std::move(work)),
+        options(how),
+        step(plan, tables, stream),
+        graph(plan, step, foreign, options) {
     const cuda::device_guard guard(step.device());
-    cudaGraphExec_t handle = nullptr;
-    STEPGRAPH_CUDA_CHECK(cudaGraphInstantiate(&handle, graph.get(), 0));
-    executable = cuda::unique_graph_exec(handle);
+    executable = graph.instantiate();
     ++instantiations;
-    const std::size_t node = step.settings_node();
-    carrier = cuda::settings_carrier(graph.nodes()[node], plan.nodes[node].kind);
-    STEPGRAPH_CUDA_CHECK(cudaGraphUpload(handle, stream));
+    carrier = graph.carrier();
+    STEPGRAPH_CUDA_CHECK(cudaGraphUpload(executable.get(), stream));
   }
 };
 
-graph_executor::graph_executor(step_plan plan, cudaStream_t stream)
-    : executor(std::move(plan)), state_(std::make_unique<state>(this->plan(), tables(), stream)) {
+graph_executor::graph_executor(step_plan plan, cudaStream_t stream, foreign_work foreign,
+                               graph_options options)
+    : executor(std::move(plan)),
+      state_(std::make_unique<state>(this->plan(), tables(), stream, std::move(foreign), options)) {
   set_records(state_->step.take_record_ring());
 }
 
@@ -46,6 +52,7 @@ void graph_executor::check_memory(const void* data, const std::string& tensor,
 
 void graph_executor::launch(cudaStream_t stream) {
   if (!state_) throw usage_error("the executor was released");
+  const cuda::trace_range range("stepgraph step");
   const cuda::device_guard guard(state_->step.device());
   if (cuda::is_capturing(stream)) {
     throw capture_error(
@@ -100,15 +107,7 @@ void graph_executor::release() {
 
 std::vector<graph_node_info> graph_executor::nodes() const {
   if (!state_) throw usage_error("the executor was released");
-  std::vector<graph_node_info> result;
-  for (std::size_t i = 0; i < state_->graph.nodes().size(); ++i) {
-    cudaKernelNodeParams parameters = {};
-    STEPGRAPH_CUDA_CHECK(cudaGraphKernelNodeGetParams(state_->graph.nodes()[i], &parameters));
-    const char* function = nullptr;
-    STEPGRAPH_CUDA_CHECK(cudaFuncGetName(&function, parameters.func));
-    result.push_back({plan().nodes[i].name, function, parameters.gridDim.x, parameters.blockDim.x});
-  }
-  return result;
+  return state_->graph.describe(plan());
 }
 
 std::uint64_t graph_executor::instantiations() const noexcept {

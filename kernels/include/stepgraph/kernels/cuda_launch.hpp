@@ -59,12 +59,26 @@ cudaError_t launch_update(const update_signature& signature, const tensor_table_
                           const step_block_view& block, const update_options& options,
                           launch_order order, cudaStream_t stream);
 
-/// The argument that carries the settings in a captured `grad_stats` or `advance_step` node: its
-/// position among the kernel's arguments, and their number.
+/// Sets the condition of a conditional graph node: 1 if the step that has advanced is applied, 0 if
+/// it is skipped. Only while `stream` is captured into the graph of the condition.
+cudaError_t launch_set_condition(cudaGraphConditionalHandle condition, const step_block_view& block,
+                                 cudaStream_t stream);
+
+/// A loop of `steps` steps, its condition and the steps that are left: `launch_begin_loop` before
+/// the conditional node, `launch_end_of_step` as the last of its body.
+cudaError_t launch_begin_loop(cudaGraphConditionalHandle condition, std::uint32_t* left,
+                              std::uint32_t steps, cudaStream_t stream);
+cudaError_t launch_end_of_step(cudaGraphConditionalHandle condition, std::uint32_t* left,
+                               cudaStream_t stream);
+
+/// The argument that carries the settings in a captured `grad_stats`, `advance_step` or
+/// `apply_settings` node: its position among the kernel's arguments, and their number.
 inline constexpr int settings_argument_of_grad_stats = 3;
 inline constexpr int arguments_of_grad_stats = 4;
 inline constexpr int settings_argument_of_advance_step = 1;
 inline constexpr int arguments_of_advance_step = 4;
+inline constexpr int settings_argument_of_apply_settings = 1;
+inline constexpr int arguments_of_apply_settings = 2;
 
 /// Resources of the kernel that `launch_update` picks for a signature.
 struct kernel_resources {
