@@ -2,7 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <memory>
+#include <utility>
+
 #include "pending_changes.hpp"
+#include "plan_update.hpp"
 #include "record_ring.hpp"
 #include "step_tables.hpp"
 #include "stepgraph/error.hpp"
@@ -21,8 +26,8 @@ struct host_executor::state {
   std::vector<setting> settings;  ///< of the launch in progress
   std::uint64_t serial = 0;       ///< of the latest batch of settings
 
-  explicit state(const step_plan& plan)
-      : image(plan),
+  state(const step_plan& plan, detail::step_block_image contents)
+      : image(std::move(contents)),
         terms(plan.groups.size()),
         prepared_groups(plan.groups.size()),
         totals(plan.norm_groups.size() + 1) {}
@@ -43,17 +48,26 @@ struct host_executor::state {
   }
 };
 
+namespace {
+
+/// The ring of a plan that writes records, after so many launches; null if it writes none.
+std::unique_ptr<detail::record_ring> make_ring(const step_plan& plan, std::uint64_t launches) {
+  if (plan.options.record_capacity == 0) return nullptr;
+  const std::shared_ptr<void> memory(::operator new(detail::record_ring::bytes_for(plan)),
+                                     [](void* bytes) { ::operator delete(bytes); });
+  return std::make_unique<detail::record_ring>(plan, memory, launches);
+}
+
+}  // namespace
+
 host_executor::host_executor(step_plan plan) : executor(std::move(plan)) {
   const step_plan& checked = this->plan();
   if (checked.device.kind != device_kind::host) {
     throw usage_error(fmt::format("the plan's tensors are on {}, expected host for host_executor",
                                   name_of(checked.device)));
   }
-  state_ = std::make_unique<state>(checked);
-  if (checked.options.record_capacity == 0) return;
-  const std::shared_ptr<void> memory(::operator new(detail::record_ring::bytes_for(checked)),
-                                     [](void* bytes) { ::operator delete(bytes); });
-  auto records = std::make_unique<detail::record_ring>(checked, memory);
+  state_ = std::make_unique<state>(checked, detail::step_block_image(checked));
+  auto records = make_ring(checked, 0);
   state_->records = records.get();
   set_records(std::move(records));
 }
@@ -64,10 +78,27 @@ host_executor& host_executor::operator=(host_executor&&) noexcept = default;
 
 void host_executor::check_memory(const void*, const std::string&, operand_kind) const {}
 
+void host_executor::check_inputs(const step_plan&) const {}
+
+device_location host_executor::device() const { return {device_kind::host, 0}; }
+
+update_report host_executor::update(step_plan next) {
+  const auto update = prepare_update(std::move(next));
+  const bool in_place = update->need.path <= update_path::table_write;
+  // Built apart and moved in: the loss scale keeps its address.
+  state fresh(*update->plan, detail::continued(state_->image, plan(), *update->plan, update->need));
+  auto records = in_place ? nullptr : make_ring(*update->plan, fresh.image.scalars.launches);
+  fresh.records = in_place ? state_->records : records.get();
+  update->report.path = std::min(update->report.path, update_path::table_write);
+  if (!in_place) drain_records();
+  return commit_rebuilt(*update, in_place ? nullptr : &records, [&] { std::swap(*state_, fresh); });
+}
+
 void host_executor::launch() {
+  check_ledger();
   settings_batch batch;
   if (pending().any()) {
-    pending().take(state_->settings, [] {});
+    pending().take(state_->settings, [](const detail::changed_parts&) {});
     batch.entries = state_->settings.data();
     batch.count = static_cast<std::uint32_t>(state_->settings.size());
     batch.serial = ++state_->serial;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 
@@ -56,27 +57,6 @@ int cuda_device_of(const step_plan& plan) {
   return plan.device.index;
 }
 
-/// The scalars that every step reads must be where its kernels can read them.
-void check_inputs(const step_plan& plan, int device) {
-  const auto check = [&](const float* input, const std::string& what) {
-    if (input == nullptr) return;
-    cudaPointerAttributes attributes = {};
-    STEPGRAPH_CUDA_CHECK(cudaPointerGetAttributes(&attributes, input));
-    if (attributes.devicePointer != nullptr &&
-        (attributes.type != cudaMemoryTypeDevice || attributes.device == device)) {
-      return;
-    }
-    throw usage_error(fmt::format("{} at {} is not memory that cuda:{} can read", what,
-                                  static_cast<const void*>(input), device));
-  };
-  check(plan.options.found_inf_input, "found_inf_input");
-  check(plan.options.loss_scale_input, "loss_scale_input");
-  for (const group_options& group : plan.groups) {
-    check(group.learning_rate_input, fmt::format("group '{}': learning_rate_input", group.name));
-    check(group.weight_decay_input, fmt::format("group '{}': weight_decay_input", group.name));
-  }
-}
-
 std::size_t find_settings_node(const step_plan& plan) {
   const auto advances = [&](const plan_node& node) {
     return node.kind == node_kind::advance_step ||
@@ -87,7 +67,7 @@ std::size_t find_settings_node(const step_plan& plan) {
 }
 
 void check_all_memory(const step_plan& plan, int device) {
-  check_inputs(plan, device);
+  check_device_inputs(plan, device);
   for (const plan_tensor& tensor : plan.tensors) {
     const tensor_operands& operands = tensor.operands;
     if (operands.parameter.numel == 0) continue;
@@ -114,6 +94,26 @@ void check_all_memory(const step_plan& plan, int device) {
 
 }  // namespace
 
+void check_device_inputs(const step_plan& plan, int device) {
+  const auto check = [&](const float* input, const std::string& what) {
+    if (input == nullptr) return;
+    cudaPointerAttributes attributes = {};
+    STEPGRAPH_CUDA_CHECK(cudaPointerGetAttributes(&attributes, input));
+    if (attributes.devicePointer != nullptr &&
+        (attributes.type != cudaMemoryTypeDevice || attributes.device == device)) {
+      return;
+    }
+    throw usage_error(fmt::format("{} at {} is not memory that cuda:{} can read", what,
+                                  static_cast<const void*>(input), device));
+  };
+  check(plan.options.found_inf_input, "found_inf_input");
+  check(plan.options.loss_scale_input, "loss_scale_input");
+  for (const group_options& group : plan.groups) {
+    check(group.learning_rate_input, fmt::format("group '{}': learning_rate_input", group.name));
+    check(group.weight_decay_input, fmt::format("group '{}': weight_decay_input", group.name));
+  }
+}
+
 void check_device_memory(const void* data, int device, const std::string& tensor,
                          operand_kind operand) {
   cudaPointerAttributes attributes = {};
@@ -129,7 +129,7 @@ void check_device_memory(const void* data, int device, const std::string& tensor
 }
 
 device_step::device_step(const step_plan& plan, const detail::step_tables& tables,
-                         cudaStream_t stream)
+                         const detail::step_block_image& image, cudaStream_t stream)
     : plan_(plan), tables_(tables), device_(cuda_device_of(plan)) {
   const device_guard guard(device_);
   if (is_capturing(stream)) {
@@ -137,7 +137,6 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   }
   check_all_memory(plan, device_);
 
-  const detail::step_block_image image(plan);
   const std::size_t groups = image.groups.size();
   const std::size_t norm_groups = image.norms.size();
   const std::size_t partials = statistics_blocks(tables.statistics_chunk_count());
@@ -201,16 +200,16 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   totals_ = totals.in(base);
   workspace_ = {partials_at.in(base), arrivals.in(base)};
   settings_node_ = find_settings_node(plan);
-  make_record_ring();
+  make_record_ring(image.scalars.launches);
 }
 
-void device_step::make_record_ring() {
+void device_step::make_record_ring(std::uint64_t launches) {
   if (plan_.options.record_capacity == 0) return;
   const std::size_t bytes = detail::record_ring::bytes_for(plan_);
   const std::shared_ptr<unique_pinned_memory> pinned =
       std::make_shared<unique_pinned_memory>(allocate_pinned(bytes));
-  records_ =
-      std::make_unique<detail::record_ring>(plan_, std::shared_ptr<void>(pinned, pinned->get()));
+  records_ = std::make_unique<detail::record_ring>(
+      plan_, std::shared_ptr<void>(pinned, pinned->get()), launches);
   ring_ = records_->view();
 }
 
@@ -270,6 +269,33 @@ void device_step::copy_tensors(cudaStream_t stream) {
   pool_.retire(buffer, stream);
 }
 
+void device_step::copy_options(cudaStream_t stream) {
+  const detail::step_block_image image(plan_);
+  const std::size_t group_bytes = image.groups.size() * sizeof(group_settings);
+  pinned_pool::buffer& buffer = pool_.acquire(sizeof(step_settings) + group_bytes);
+  auto* const staged = static_cast<std::byte*>(buffer.memory.get());
+  std::memcpy(staged, &image.step, sizeof(step_settings));
+  if (group_bytes != 0) {
+    std::memcpy(staged + sizeof(step_settings), image.groups.data(), group_bytes);
+  }
+  // [first, last) of each of `count` structures; what lies outside belongs to the setters.
+  const auto copy = [&](void* target, std::size_t source, std::size_t pitch, std::size_t count,
+                        std::size_t first, std::size_t last) {
+    if (count == 0) return;
+    STEPGRAPH_CUDA_CHECK(cudaMemcpy2DAsync(static_cast<std::byte*>(target) + first, pitch,
+                                           staged + source + first, pitch, last - first, count,
+                                           cudaMemcpyHostToDevice, stream));
+  };
+  copy(block_.step, 0, sizeof(step_settings), 1, offsetof(step_settings, skip_non_finite),
+       sizeof(step_settings));
+  const std::size_t groups = image.groups.size();
+  copy(block_.groups, sizeof(step_settings), sizeof(group_settings), groups,
+       offsetof(group_settings, flags), offsetof(group_settings, learning_rate_by_hand));
+  copy(block_.groups, sizeof(step_settings), sizeof(group_settings), groups,
+       offsetof(group_settings, learning_rate_input), sizeof(group_settings));
+  pool_.retire(buffer, stream);
+}
+
 device_step::delivery device_step::pack_settings() {
   delivery sent;
   if (taken_.empty()) return sent;
@@ -290,20 +316,25 @@ void device_step::delivered(const delivery& sent, cudaStream_t stream) {
   if (sent.settings_buffer != nullptr) pool_.retire(*sent.settings_buffer, stream);
 }
 
-step_status device_step::read_status() const {
+detail::step_block_image device_step::read_block() const {
   const device_guard guard(device_);
-  step_scalars scalars;
-  std::vector<double> norms(block_.norm_group_count);
-  std::vector<group_progress> progress(block_.group_count);
+  detail::step_block_image image(plan_);
+  const auto read = []<class Element>(Element* target, const Element* source, std::size_t count) {
+    STEPGRAPH_CUDA_CHECK(
+        cudaMemcpy(target, source, count * sizeof(Element), cudaMemcpyDeviceToHost));
+  };
   STEPGRAPH_CUDA_CHECK(cudaDeviceSynchronize());
-  STEPGRAPH_CUDA_CHECK(
-      cudaMemcpy(&scalars, block_.scalars, sizeof(scalars), cudaMemcpyDeviceToHost));
-  STEPGRAPH_CUDA_CHECK(cudaMemcpy(progress.data(), block_.progress,
-                                  progress.size() * sizeof(group_progress),
-                                  cudaMemcpyDeviceToHost));
-  STEPGRAPH_CUDA_CHECK(cudaMemcpy(norms.data(), block_.norms, norms.size() * sizeof(double),
-                                  cudaMemcpyDeviceToHost));
-  return detail::make_status(scalars, progress, std::move(norms));
+  read(&image.scalars, block_.scalars, 1);
+  read(&image.step, block_.step, 1);
+  read(image.groups.data(), block_.groups, image.groups.size());
+  read(image.progress.data(), block_.progress, image.progress.size());
+  read(image.norms.data(), block_.norms, image.norms.size());
+  return image;
+}
+
+step_status device_step::read_status() const {
+  detail::step_block_image image = read_block();
+  return detail::make_status(image.scalars, image.progress, std::move(image.norms));
 }
 
 }  // namespace stepgraph::cuda

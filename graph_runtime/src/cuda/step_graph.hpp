@@ -30,6 +30,11 @@ class settings_carrier {
   settings_carrier() = default;
   settings_carrier(cudaGraphNode_t node, node_kind kind);
 
+  cudaGraphNode_t node() const noexcept { return node_; }
+  /// From now on the batch goes to this node of the executable, by the name that the graph it was
+  /// instantiated from gives it.
+  void aim_at(cudaGraphNode_t node) noexcept { node_ = node; }
+
   /// Writes a batch into the executable: the next launch takes it, those made before do not.
   void write(cudaGraphExec_t executable, const settings_batch& settings);
 

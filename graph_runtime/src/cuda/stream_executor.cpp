@@ -1,5 +1,6 @@
 #include "stepgraph/cuda/stream_executor.hpp"
 
+#include "../plan_update.hpp"
 #include "device_step.hpp"
 #include "stepgraph/cuda/capture_scope.hpp"
 #include "stepgraph/cuda/check.hpp"
@@ -9,7 +10,8 @@ namespace stepgraph {
 
 stream_executor::stream_executor(step_plan plan, cudaStream_t stream)
     : executor(std::move(plan)),
-      step_(std::make_unique<cuda::device_step>(this->plan(), tables(), stream)) {
+      step_(std::make_unique<cuda::device_step>(this->plan(), tables(),
+                                                detail::step_block_image(this->plan()), stream)) {
   set_records(step_->take_record_ring());
 }
 
@@ -22,10 +24,48 @@ void stream_executor::check_memory(const void* data, const std::string& tensor,
   cuda::check_device_memory(data, step_->device(), tensor, operand);
 }
 
-void stream_executor::launch(cudaStream_t stream) {
+void stream_executor::check_inputs(const step_plan& plan) const {
+  cuda::check_device_inputs(plan, step_->device());
+}
+
+device_location stream_executor::device() const { return {device_kind::cuda, step_->device()}; }
+
+update_report stream_executor::update(step_plan next, cudaStream_t stream) {
   const cuda::device_guard guard(step_->device());
+  if (cuda::is_capturing(stream)) {
+    throw capture_error("an executor cannot be updated on a stream that is being captured");
+  }
+  const auto update = prepare_update(std::move(next));
+  if (update->need.path <= update_path::table_write) return commit_in_place(*update);
+
+  auto fresh = std::make_unique<cuda::device_step>(
+      *update->plan, *update->tables,
+      detail::continued(step_->read_block(), plan(), *update->plan, update->need), stream);
+  // Launches are not bound to `stream`.
+  STEPGRAPH_CUDA_CHECK(cudaStreamSynchronize(stream));
+  drain_records();
+  auto records = fresh->take_record_ring();
+  update->report.path = update_path::table_write;
+  update->report.rebuilt = true;
+  update->report.counts.tables_written = 1;  // all of them, with the block
+  if (captured_) {
+    set_invalid_captures(
+        "an update rebuilt the step: graphs that captured a launch before must not be replayed");
+  }
+  captured_ = false;
+  return commit_rebuilt(*update, &records, [&] { fresh.swap(step_); });
+}
+
+void stream_executor::launch(cudaStream_t stream) {
+  check_ledger();
+  const cuda::device_guard guard(step_->device());
+  const bool capturing = cuda::is_capturing(stream);
+  if (capturing && !captured_) {
+    captured_ = true;
+    set_invalid_captures({});
+  }
   cuda::device_step::delivery delivery;
-  if (!cuda::is_capturing(stream) && pending().any()) {
+  if (!capturing && pending().any()) {
     delivery = step_->take(pending(), stream, [] {});
   }
   for (std::size_t node = 0; node < plan().nodes.size(); ++node) {
@@ -41,6 +81,7 @@ void stream_executor::launch(cudaStream_t stream) {
 }
 
 void stream_executor::deliver_async(cudaStream_t stream) {
+  check_ledger();
   const cuda::device_guard guard(step_->device());
   if (cuda::is_capturing(stream)) {
     throw capture_error(
