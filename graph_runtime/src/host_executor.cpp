@@ -18,6 +18,8 @@ namespace stepgraph {
 /// The step block in host memory.
 struct host_executor::state {
   detail::step_block_image image;
+  /// The table as of the launch in progress: re-binding may change the executor's meanwhile.
+  std::vector<tensor_descriptor> tensors;
   std::vector<math::adam_terms> terms;
   math::prepared_step prepared_step;
   std::vector<math::prepared_group> prepared_groups;
@@ -26,8 +28,9 @@ struct host_executor::state {
   std::vector<setting> settings;  ///< of the launch in progress
   std::uint64_t serial = 0;       ///< of the latest batch of settings
 
-  state(const step_plan& plan, detail::step_block_image contents)
+  state(const step_plan& plan, const detail::step_tables& tables, detail::step_block_image contents)
       : image(std::move(contents)),
+        tensors(tables.tensors),
         terms(plan.groups.size()),
         prepared_groups(plan.groups.size()),
         totals(plan.norm_groups.size() + 1) {}
@@ -66,7 +69,7 @@ host_executor::host_executor(step_plan plan) : executor(std::move(plan)) {
     throw usage_error(fmt::format("the plan's tensors are on {}, expected host for host_executor",
                                   name_of(checked.device)));
   }
-  state_ = std::make_unique<state>(checked, detail::step_block_image(checked));
+  state_ = std::make_unique<state>(checked, tables(), detail::step_block_image(checked));
   auto records = make_ring(checked, 0);
   state_->records = records.get();
   set_records(std::move(records));
@@ -86,7 +89,8 @@ update_report host_executor::update(step_plan next) {
   const auto update = prepare_update(std::move(next));
   const bool in_place = update->need.path <= update_path::table_write;
   // Built apart and moved in: the loss scale keeps its address.
-  state fresh(*update->plan, detail::continued(state_->image, plan(), *update->plan, update->need));
+  state fresh(*update->plan, *update->tables,
+              detail::continued(state_->image, plan(), *update->plan, update->need));
   auto records = in_place ? nullptr : make_ring(*update->plan, fresh.image.scalars.launches);
   fresh.records = in_place ? state_->records : records.get();
   update->report.path = std::min(update->report.path, update_path::table_write);
@@ -98,7 +102,9 @@ void host_executor::launch() {
   check_ledger();
   settings_batch batch;
   if (pending().any()) {
-    pending().take(state_->settings, [](const detail::changed_parts&) {});
+    pending().take(state_->settings, [&](const detail::changed_parts& changed) {
+      if (changed.tensors) state_->tensors = tables().tensors;
+    });
     batch.entries = state_->settings.data();
     batch.count = static_cast<std::uint32_t>(state_->settings.size());
     batch.serial = ++state_->serial;
@@ -108,7 +114,7 @@ void host_executor::launch() {
   gradient_statistics statistics;
   for (std::size_t i = 0; i < plan().nodes.size(); ++i) {
     const auto chunks = tables().node_chunks[i];
-    const tensor_descriptor* const tensors = tables().tensors.data();
+    const tensor_descriptor* const tensors = state_->tensors.data();
     switch (plan().nodes[i].kind) {
       case node_kind::grad_stats:
         statistics = host::grad_stats(tables().statistics_view(tensors, tables().statistics_data(),

@@ -166,6 +166,28 @@ TEST_F(GpuUpdate, AnotherKernelInTheSamePlaceIsNotInstantiated) {
   EXPECT_THAT(executor->nodes().back().name, HasSubstr("f32/f32/f32/f32/f32"));
 }
 
+TEST_F(GpuUpdate, SettingsFollowTheNodeThatAdvancesTheStep) {
+  // grad_stats, update, update: the first advances.
+  draft measured = before;
+  measured.options.measure_norm = true;
+  measured.tensors.push_back({&memory->second, 1, &memory->third});
+  update(measured);
+  const std::uint64_t instantiations = executor->instantiations();
+  executor->set_learning_rate(0, 0.2);
+  launch();
+  expect_updates(memory->first, 2);
+  // grad_stats, advance_step, update: as many nodes, and the second advances.
+  draft exchanged = before;
+  exchanged.options.exchange_totals = true;
+  const update_report report = update(exchanged);
+  EXPECT_EQ(executor->instantiations(), instantiations);
+  EXPECT_LE(report.path, graph_update);
+  executor->set_learning_rate(0, 0.3);
+  launch();
+  expect_updates(memory->first, 5);
+  EXPECT_EQ(executor->status().groups[0].learning_rate, 0.3);
+}
+
 TEST_F(GpuUpdate, A25_AnotherTopologyIsRefusedByTheDriverAndInstantiatedOnce) {
   launch();
   draft next = before;

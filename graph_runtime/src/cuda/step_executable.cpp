@@ -83,6 +83,19 @@ void step_executable::write(const settings_batch& settings) {
   if (executable_) carrier_.write(executable_.get(), settings);
 }
 
+cudaGraphNode_t step_executable::place_of(cudaGraphNode_t carrier, const step_graph& next) const {
+  const std::vector<cudaGraphNode_t>& nodes = next.nodes();
+  const std::vector<cudaGraphNode_t>& names = origin_->nodes();
+  const auto found = std::find(nodes.begin(), nodes.end(), carrier);
+  if (found != nodes.end()) {
+    return nodes.size() == names.size() ? names[static_cast<std::size_t>(found - nodes.begin())]
+                                        : nullptr;
+  }
+  // Beside the plan's nodes: good if it was there before.
+  return std::find(names.begin(), names.end(), carrier_node_) == names.end() ? carrier_node_
+                                                                             : nullptr;
+}
+
 bool step_executable::set_nodes(const step_graph& next, const step_plan& plan,
                                 update_report& report) {
   for (std::size_t i = 0; i < next.nodes().size(); ++i) {
@@ -143,24 +156,27 @@ void step_executable::restore() noexcept {
 void step_executable::follow(std::shared_ptr<const step_graph> next, settings_carrier carrier,
                              const step_plan& plan, update_path needed, update_path ceiling,
                              update_report& report) {
-  const cudaGraphNode_t next_carrier_node = carrier.node();
-  const auto take = [&](update_path path) {
+  const cudaGraphNode_t carrier_in_place = place_of(carrier.node(), *next);
+  const auto take = [&](update_path path, cudaGraphNode_t carrier_node) {
     report.path = path;
     graph_ = std::move(next);
     carrier_ = std::move(carrier);
-    carrier_.aim_at(carrier_node_);
+    carrier_node_ = carrier_node;
+    carrier_.aim_at(carrier_node);
   };
   const std::size_t known = report.reasons.size();
   try {
     if (executable_ && needed == update_path::node_parameters) {
       if (!holds_kernels_alone(*graph_) || !holds_kernels_alone(*next)) {
         report.reasons.emplace_back("the graph holds nodes whose parameters are not the step's");
-      } else if (set_nodes(*next, plan, report)) {
-        return take(update_path::node_parameters);
+      } else if (carrier_in_place != nullptr && set_nodes(*next, plan, report)) {
+        return take(update_path::node_parameters, carrier_in_place);
       }
     }
     if (executable_ && ceiling >= update_path::graph_update && update_whole(*next, plan, report)) {
-      return take(update_path::graph_update);
+      if (carrier_in_place != nullptr) return take(update_path::graph_update, carrier_in_place);
+      report.reasons.emplace_back(
+          "the node that takes values set by hand has no name in the executable");
     }
     if (ceiling < update_path::instantiate) {
       const update_path left = ceiling < update_path::graph_update ? update_path::graph_update
@@ -176,10 +192,9 @@ void step_executable::follow(std::shared_ptr<const step_graph> next, settings_ca
     unique_graph_exec fresh = instantiate(*next);
     executable_ = std::move(fresh);
     origin_ = next;
-    carrier_node_ = next_carrier_node;
     ++instantiations_;
     ++report.counts.instantiations;
-    take(update_path::instantiate);
+    take(update_path::instantiate, carrier.node());
   } catch (...) {
     if (executable_) restore();
     throw;

@@ -40,6 +40,9 @@ class step_executable {
               update_report& report);
 
  private:
+  /// What the executable calls the node that carries the settings of `next`, should it become that
+  /// graph's; null: nothing.
+  cudaGraphNode_t place_of(cudaGraphNode_t carrier, const step_graph& next) const;
   bool set_nodes(const step_graph& next, const step_plan& plan, update_report& report);
   bool update_whole(const step_graph& next, const step_plan& plan, update_report& report);
   /// After a refusal or a failure half-way.
