@@ -31,6 +31,8 @@ class benchmark_problem {
   void* address(operand_kind kind, tensor_id tensor) const;
 
   std::uint32_t tensor_count() const { return static_cast<std::uint32_t>(numels_.size()); }
+  /// Elements of an operand over all tensors, with what lies between the tensors.
+  std::uint64_t element_count() const { return offsets_.back(); }
   std::uint32_t group_count() const { return group_per_tensor_ ? tensor_count() : 1; }
 
 #if defined(STEPGRAPH_HAS_CUDA)

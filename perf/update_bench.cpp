@@ -27,6 +27,7 @@
 #include "device_timer.hpp"
 #include "stepgraph/cuda/graph_executor.hpp"
 #include "stepgraph/cuda/stream_executor.hpp"
+#include "stepgraph/megatron_schedules.hpp"
 
 namespace {
 
@@ -144,11 +145,13 @@ void update(benchmark::State& state, const way& measured, const perf::tensor_lis
   group_options constant = {.learning_rate = 1e-4, .weight_decay = 0.01};
   group_options group = constant;
   if (measured.scheduled) {
-    group.schedule = learning_rate_schedule{.shape = schedule_shape::cosine,
-                                            .maximum = 1e-4,
-                                            .minimum = 1e-5,
-                                            .warmup_steps = 10,
-                                            .decay_steps = 1000000};
+    group.learning_rate_schedule =
+        schedules::megatron_learning_rate({.style = schedules::megatron_learning_rate_style::cosine,
+                                           .maximum = 1e-4,
+                                           .minimum = 1e-5,
+                                           .warmup = 10,
+                                           .decay = 1000000,
+                                           .clock = schedule_clock::updates});
   }
   workbench bench(list, group);
   // A schedule runs inside the step: the step without change is that of another plan.

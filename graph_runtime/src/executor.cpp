@@ -54,11 +54,21 @@ void executor::set_learning_rate(group_id group, double value) {
 void executor::resume_schedule(group_id group) {
   auto change = pending_->lock_open();
   check_group(group);
-  if (!plan_->groups[group].schedule) {
-    throw usage_error(
-        fmt::format("group '{}': has no schedule to resume", plan_->groups[group].name));
+  if (!plan_->groups[group].learning_rate_schedule) {
+    throw usage_error(fmt::format("group '{}': has no learning rate schedule to resume",
+                                  plan_->groups[group].name));
   }
   change.set(group, setting_field::resume_learning_rate, 0.0);
+}
+
+void executor::resume_weight_decay_schedule(group_id group) {
+  auto change = pending_->lock_open();
+  check_group(group);
+  if (!plan_->groups[group].weight_decay_schedule) {
+    throw usage_error(fmt::format("group '{}': has no weight decay schedule to resume",
+                                  plan_->groups[group].name));
+  }
+  change.set(group, setting_field::resume_weight_decay, 0.0);
 }
 
 void executor::set_weight_decay(group_id group, double value) {

@@ -24,7 +24,7 @@ struct host_executor::state {
   math::prepared_step prepared_step;
   std::vector<math::prepared_group> prepared_groups;
   std::vector<double> totals;  ///< of the norm groups, then the zeros
-  detail::record_ring* records = nullptr;
+  record_ring_view records;
   std::vector<setting> settings;  ///< of the launch in progress
   std::uint64_t serial = 0;       ///< of the latest batch of settings
 
@@ -41,12 +41,14 @@ struct host_executor::state {
     block.step = &image.step;
     block.groups = image.groups.data();
     block.progress = image.progress.data();
+    block.schedules = {image.schedule_segments.data(), image.schedule_table.data()};
     block.terms = terms.data();
     block.prepared_step = &prepared_step;
     block.prepared_groups = prepared_groups.data();
     block.norms = image.norms.data();
     block.group_count = static_cast<std::uint32_t>(terms.size());
     block.norm_group_count = static_cast<std::uint32_t>(image.norms.size());
+    block.records = records;
     return block;
   }
 };
@@ -71,7 +73,7 @@ host_executor::host_executor(step_plan plan) : executor(std::move(plan)) {
   }
   state_ = std::make_unique<state>(checked, tables(), detail::step_block_image(checked));
   auto records = make_ring(checked, 0);
-  state_->records = records.get();
+  if (records) state_->records = records->view();
   set_records(std::move(records));
 }
 
@@ -92,7 +94,8 @@ update_report host_executor::update(step_plan next) {
   state fresh(*update->plan, *update->tables,
               detail::continued(state_->image, plan(), *update->plan, update->need));
   auto records = in_place ? nullptr : make_ring(*update->plan, fresh.image.scalars.launches);
-  fresh.records = in_place ? state_->records : records.get();
+  if (in_place) fresh.records = state_->records;
+  if (records) fresh.records = records->view();
   update->report.path = std::min(update->report.path, update_path::table_write);
   if (!in_place) drain_records();
   return commit_rebuilt(*update, in_place ? nullptr : &records, [&] { std::swap(*state_, fresh); });
@@ -142,9 +145,6 @@ void host_executor::launch() {
       case node_kind::scale_gradients:
         host::scale_gradients({tensors, tables().chunks.data() + chunks.first, chunks.count},
                               block);
-        break;
-      case node_kind::report:
-        host::report(block, state_->records->view());
         break;
     }
   }

@@ -40,15 +40,11 @@ void check_betas(const std::string& group, double beta1, double beta2) {
 
 void check_eps(const std::string& group, double value) { check_not_negative(group, "eps", value); }
 
-void check_schedule(const std::string& group, const learning_rate_schedule& schedule) {
-  check_not_negative(group, "schedule.initial", schedule.initial);
-  check_not_negative(group, "schedule.maximum", schedule.maximum);
-  check_not_negative(group, "schedule.minimum", schedule.minimum);
-  if (schedule.shape != schedule_shape::constant && schedule.decay_steps <= schedule.warmup_steps) {
-    throw usage_error(
-        fmt::format("group '{}': schedule.decay_steps is {}, expected more than the {} of "
-                    "schedule.warmup_steps",
-                    group, schedule.decay_steps, schedule.warmup_steps));
+void check_schedule(const std::string& group, const char* option, const schedule& checked) {
+  try {
+    validate(checked);
+  } catch (const usage_error& error) {
+    throw usage_error(fmt::format("group '{}': {}: {}", group, option, error.what()));
   }
 }
 
@@ -57,7 +53,12 @@ void check_group_options(const group_options& options) {
   check_weight_decay(options.name, options.weight_decay);
   check_betas(options.name, options.beta1, options.beta2);
   check_eps(options.name, options.eps);
-  if (options.schedule) check_schedule(options.name, *options.schedule);
+  if (options.learning_rate_schedule) {
+    check_schedule(options.name, "learning_rate_schedule", *options.learning_rate_schedule);
+  }
+  if (options.weight_decay_schedule) {
+    check_schedule(options.name, "weight_decay_schedule", *options.weight_decay_schedule);
+  }
 }
 
 void check_loss_scale(double value) {

@@ -13,7 +13,7 @@ void check_learning_rate(const std::string& group, double value);
 void check_weight_decay(const std::string& group, double value);
 void check_betas(const std::string& group, double beta1, double beta2);
 void check_eps(const std::string& group, double value);
-void check_schedule(const std::string& group, const learning_rate_schedule& schedule);
+void check_schedule(const std::string& group, const char* option, const schedule& checked);
 void check_group_options(const group_options& options);
 void check_loss_scale(double value);
 void check_max_grad_norm(double value);

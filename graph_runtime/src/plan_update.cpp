@@ -8,9 +8,9 @@ namespace {
 /// The values that setters change.
 void keep_hand_set(const group_settings& from, group_settings& to) {
   to.learning_rate = from.learning_rate;
-  to.learning_rate_by_hand = from.learning_rate_by_hand;
+  to.learning_rate_schedule.held_by_hand = from.learning_rate_schedule.held_by_hand;
   to.weight_decay = from.weight_decay;
-  to.weight_decay_by_hand = from.weight_decay_by_hand;
+  to.weight_decay_schedule.held_by_hand = from.weight_decay_schedule.held_by_hand;
   to.beta1 = from.beta1;
   to.beta2 = from.beta2;
   to.eps = from.eps;

@@ -1,5 +1,6 @@
 #include "record_ring.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <iterator>
@@ -13,15 +14,17 @@ std::uint64_t sequence_in(record_slot& slot) {
   return std::atomic_ref<std::uint64_t>(slot.sequence).load(std::memory_order_acquire);
 }
 
-std::size_t slots_bytes(const step_plan& plan) {
-  return plan.options.record_capacity * sizeof(record_slot);
+/// One more than the records it holds: one slot is always empty, for the next record.
+std::size_t slots_of(const step_plan& plan) {
+  return std::size_t{plan.options.record_capacity} + 1;
 }
+
+std::size_t slots_bytes(const step_plan& plan) { return slots_of(plan) * sizeof(record_slot); }
 
 }  // namespace
 
 std::size_t record_ring::bytes_for(const step_plan& plan) {
-  return slots_bytes(plan) +
-         plan.options.record_capacity * plan.groups.size() * sizeof(record_group);
+  return slots_bytes(plan) + slots_of(plan) * plan.groups.size() * sizeof(record_group);
 }
 
 record_ring::record_ring(const step_plan& plan, std::shared_ptr<void> memory,
@@ -30,7 +33,7 @@ record_ring::record_ring(const step_plan& plan, std::shared_ptr<void> memory,
       slots_(static_cast<record_slot*>(memory_.get())),
       groups_(reinterpret_cast<record_group*>(static_cast<std::byte*>(memory_.get()) +
                                               slots_bytes(plan))),
-      capacity_(plan.options.record_capacity),
+      capacity_(static_cast<std::uint32_t>(slots_of(plan))),
       group_count_(static_cast<std::uint32_t>(plan.groups.size())),
       next_(launches + 1) {
   std::uninitialized_value_construct_n(slots_, capacity_);
@@ -73,12 +76,16 @@ record_batch record_ring::read() {
       ++next_;
       continue;
     }
-    const std::uint64_t found = sequence_in(slots_[(next_ - 1) % capacity_]);
-    if (found <= next_) return batch;  // not written yet, or being written
-    // The slot holds a later record, so everything a whole ring before it is gone.
-    const std::uint64_t oldest = found - capacity_ + 1;
-    batch.overwritten += oldest - next_;
-    next_ = oldest;
+    // Records are written in order: if a later one is there, this one was, and is gone. One slot of
+    // the ring is always empty, so look at two.
+    const std::uint64_t found = std::max(sequence_in(slots_[(next_ - 1) % capacity_]),
+                                         sequence_in(slots_[next_ % capacity_]));
+    if (found <= next_) return batch;
+    // With record n there, at least those of the ring's last slots before it are.
+    const std::uint64_t oldest = found > capacity_ ? found - capacity_ + 2 : next_ + 1;
+    const std::uint64_t resume = std::max(oldest, next_ + 1);
+    batch.overwritten += resume - next_;
+    next_ = resume;
   }
 }
 
@@ -100,7 +107,7 @@ void record_reader::drain() {
   const std::lock_guard lock(mutex_);
   collect();
   // Nobody may ever read: the memory stays bounded through any number of updates.
-  const std::size_t limit = ring_ ? ring_->capacity() : kept_.records.size();
+  const std::size_t limit = ring_ ? ring_->capacity() - 1 : kept_.records.size();
   if (kept_.records.size() <= limit) return;
   const auto excess = static_cast<std::ptrdiff_t>(kept_.records.size() - limit);
   kept_.records.erase(kept_.records.begin(), kept_.records.begin() + excess);

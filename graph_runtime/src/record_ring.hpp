@@ -27,6 +27,7 @@ class record_ring {
   /// Takes the records that are complete.
   record_batch read();
 
+  /// One more than the records it holds.
   std::uint32_t capacity() const noexcept { return capacity_; }
 
  private:

@@ -281,7 +281,7 @@ step_plan step_builder::build() const {
   if (measured) plan.nodes.push_back(statistics_node(updates, scaling));
   if (!measured || options_.exchange_totals) {
     plan_node advance = node_of(node_kind::advance_step, "advance_step");
-    advance.blocks = 1;
+    advance.blocks = prepare_blocks(group_count());
     advance.threads = advance_step_threads;
     plan.nodes.push_back(std::move(advance));
   }
@@ -292,12 +292,6 @@ step_plan step_builder::build() const {
   for (plan_node& node : updates) {
     set_blocks(node, node.chunks * update_blocks_per_chunk, update_threads);
     plan.nodes.push_back(std::move(node));
-  }
-  if (options_.record_capacity != 0) {
-    plan_node report = node_of(node_kind::report, "report");
-    report.blocks = 1;
-    report.threads = report_threads;
-    plan.nodes.push_back(std::move(report));
   }
   for (std::uint32_t i = 1; i < plan.nodes.size(); ++i) plan.edges.push_back({i - 1, i, true});
   return plan;
@@ -328,7 +322,8 @@ plan_node step_builder::statistics_node(const std::vector<plan_node>& updates,
     for (const tensor_id id : update.tensors) add_tensor_to(node, id, tensors_[id], options_);
   }
   for (const tensor_id id : scaling.tensors) add_tensor_to(node, id, tensors_[id], options_);
-  node.blocks = statistics_blocks(node.chunks) + (options_.exchange_totals ? 0 : 1);
+  node.blocks = statistics_blocks(node.chunks);
+  if (!options_.exchange_totals) node.blocks += prepare_blocks(group_count());
   node.threads = statistics_threads;
   return node;
 }

@@ -169,14 +169,28 @@ step_block_image::step_block_image(const step_plan& plan) {
     }
     if (group.bias_correction) settings.flags |= group_bias_correction;
     if (group.maximize) settings.flags |= group_maximize;
-    settings.has_schedule = group.schedule ? 1 : 0;
-    if (group.schedule) settings.schedule = *group.schedule;
+    settings.learning_rate_schedule = append(group.learning_rate_schedule);
+    settings.weight_decay_schedule = append(group.weight_decay_schedule);
     settings.learning_rate_input = group.learning_rate_input;
     settings.weight_decay_input = group.weight_decay_input;
     groups.push_back(settings);
     progress.push_back({group.step, 0.0, 0.0});
     scalars.step = std::max(scalars.step, group.step);
   }
+}
+
+schedule_reference step_block_image::append(const std::optional<schedule>& added) {
+  schedule_reference reference;
+  if (!added) return reference;
+  reference.first = static_cast<std::uint32_t>(schedule_segments.size());
+  reference.count = static_cast<std::uint32_t>(added->segments.size());
+  reference.counts_samples = added->clock == schedule_clock::samples ? 1 : 0;
+  for (schedule_segment segment : added->segments) {
+    segment.table_offset += schedule_table.size();
+    schedule_segments.push_back(segment);
+  }
+  schedule_table.insert(schedule_table.end(), added->table.begin(), added->table.end());
+  return reference;
 }
 
 update_options make_update_options(const step_options& options) {

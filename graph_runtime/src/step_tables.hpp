@@ -69,8 +69,13 @@ struct step_block_image {
   std::vector<group_settings> groups;
   std::vector<group_progress> progress;
   std::vector<double> norms;  ///< one of each norm group, zero
+  std::vector<schedule_segment> schedule_segments;
+  std::vector<double> schedule_table;
 
   explicit step_block_image(const step_plan& plan);
+
+ private:
+  schedule_reference append(const std::optional<schedule>& added);
 };
 
 /// The options of an update node, and of grad_stats.

@@ -32,14 +32,6 @@ const char* name_of(update_path path) {
 namespace detail {
 namespace {
 
-bool same(const std::optional<learning_rate_schedule>& a,
-          const std::optional<learning_rate_schedule>& b) {
-  if (!a || !b) return a.has_value() == b.has_value();
-  return a->shape == b->shape && a->initial == b->initial && a->maximum == b->maximum &&
-         a->minimum == b->minimum && a->warmup_steps == b->warmup_steps &&
-         a->decay_steps == b->decay_steps;
-}
-
 bool same(const loss_scaling& a, const loss_scaling& b) {
   return a.rule == b.rule && a.growth_interval == b.growth_interval &&
          a.hysteresis == b.hysteresis && a.growth_factor == b.growth_factor &&
@@ -93,6 +85,7 @@ class comparison {
   update_need run() {
     match_groups();
     for (group_id group = 0; group < need_.group_of_next.size(); ++group) compare_group(group);
+    compare_schedule_sizes();
     compare_options();
     compare_tensors();
     compare_nodes();
@@ -157,12 +150,33 @@ class comparison {
   }
 
   /// A value that lies in the step's memory but that no setting carries.
-  bool compare_option(const std::string& owner, const char* name, bool equal) {
+  bool compare_option(const std::string& owner, const std::string& name, bool equal) {
     if (!equal) {
       add(update_path::scalar_write, "{}{} changes", owner, name);
       need_.parts.options = true;
     }
     return equal;
+  }
+
+  /// A value that an input, a hand or a schedule may give. Whatever the new plan says of it holds
+  /// over what was set by hand.
+  void compare_scheduled(group_id group, const std::string& owner, const std::string& name,
+                         double before, double after,
+                         const std::optional<schedule>& before_schedule,
+                         const std::optional<schedule>& after_schedule, bool same_input,
+                         setting_field field, setting_field resume) {
+    bool equal = compare_option(owner, name + "_schedule", before_schedule == after_schedule);
+    equal &= compare_option(owner, name + "_input", same_input);
+    if (before != after) {
+      add(update_path::scalar_write, "{}{} changes from {} to {}", owner, name, before, after);
+    } else if (equal) {
+      return;
+    }
+    if (after_schedule) {
+      need_.settings.push_back({group, resume, 0.0});
+    } else {
+      need_.settings.push_back({group, field, after});
+    }
   }
 
   void compare_group(group_id group) {
@@ -171,24 +185,14 @@ class comparison {
     const group_options& after = next_.plan.groups[group];
     const std::string owner = fmt::format("group '{}': ", after.name);
     using enum setting_field;
-    bool same_rate = compare_option(owner, "schedule", same(before.schedule, after.schedule));
-    same_rate &= compare_option(owner, "learning_rate_input",
-                                before.learning_rate_input == after.learning_rate_input);
-    if (before.learning_rate != after.learning_rate) {
-      add(update_path::scalar_write, "{}learning_rate changes from {} to {}", owner,
-          before.learning_rate, after.learning_rate);
-      same_rate = false;
-    }
-    // What the new plan says of the rate holds over what was set by hand.
-    if (!same_rate) {
-      if (!after.schedule) {
-        need_.settings.push_back({group, learning_rate, after.learning_rate});
-      } else {
-        need_.settings.push_back({group, resume_learning_rate, 0.0});
-      }
-    }
-    compare_setting(group, owner, "weight_decay", before.weight_decay, after.weight_decay,
-                    weight_decay);
+    compare_scheduled(group, owner, "learning_rate", before.learning_rate, after.learning_rate,
+                      before.learning_rate_schedule, after.learning_rate_schedule,
+                      before.learning_rate_input == after.learning_rate_input, learning_rate,
+                      resume_learning_rate);
+    compare_scheduled(group, owner, "weight_decay", before.weight_decay, after.weight_decay,
+                      before.weight_decay_schedule, after.weight_decay_schedule,
+                      before.weight_decay_input == after.weight_decay_input, weight_decay,
+                      resume_weight_decay);
     compare_setting(group, owner, "beta1", before.beta1, after.beta1, beta1);
     compare_setting(group, owner, "beta2", before.beta2, after.beta2, beta2);
     compare_setting(group, owner, "eps", before.eps, after.eps, eps);
@@ -196,8 +200,20 @@ class comparison {
     compare_option(owner, "mode", before.mode == after.mode);
     compare_option(owner, "bias_correction", before.bias_correction == after.bias_correction);
     compare_option(owner, "maximize", before.maximize == after.maximize);
-    compare_option(owner, "weight_decay_input",
-                   before.weight_decay_input == after.weight_decay_input);
+  }
+
+  /// The memory of the schedules is as large as those that the step was built with.
+  void compare_schedule_sizes() {
+    const step_block_image before(current_.plan);
+    const step_block_image after(next_.plan);
+    if (before.schedule_segments.size() == after.schedule_segments.size() &&
+        before.schedule_table.size() == after.schedule_table.size()) {
+      return;
+    }
+    add(update_path::node_parameters,
+        "the schedules take {} segments and {} table entries, until now {} and {}",
+        after.schedule_segments.size(), after.schedule_table.size(),
+        before.schedule_segments.size(), before.schedule_table.size());
   }
 
   void compare_options() {

@@ -17,7 +17,7 @@ __device__ __forceinline__ void wait_for_predecessors() {
 #endif
 }
 
-/// Lets the next kernel of the step start its prologue; its wait still covers this whole kernel.
+/// Lets the next kernel of the step start, once every block of this one has called it or ended.
 __device__ __forceinline__ void let_successors_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");

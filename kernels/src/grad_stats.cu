@@ -90,8 +90,10 @@ __device__ __forceinline__ void stage_chunks(const statistics_table_view& table,
                      reinterpret_cast<std::uintptr_t>(mine.gradient) % 16 == 0;
       }
       staged.chunk[threadIdx.x] = mine;
+      // Every thread of the mask takes part in the shuffle, whatever its chunk.
       const auto format = static_cast<int>(mine.format);
-      alike = mine.whole && format == __shfl_sync((1u << count) - 1u, format, 0);
+      const int first_format = __shfl_sync((1u << count) - 1u, format, 0);
+      alike = mine.whole && format == first_format;
     }
     alike = __all_sync(0xffffffffu, alike);
     if (threadIdx.x == 0) {
@@ -101,6 +103,8 @@ __device__ __forceinline__ void stage_chunks(const statistics_table_view& table,
   }
   __syncthreads();
 }
+
+constexpr std::uint32_t chunks_in_flight = 4;
 
 template <storage_format Format, class Statistics>
 __device__ __forceinline__ void add_chunks(const staged_chunks& staged, Statistics& statistics) {
@@ -119,14 +123,18 @@ __device__ __forceinline__ void add_chunks(const staged_chunks& staged, Statisti
     }
     return fetched;
   };
-  // The next chunk is on its way while this one is added up.
-  fetched_chunk current = fetch(staged.chunk[0]);
-  for (std::uint32_t c = 1; c < staged.count; ++c) {
-    const fetched_chunk next = fetch(staged.chunk[c]);
-    statistics.add(plain_operand<Format>{nullptr}, current.bits);
-    current = next;
+  // Several chunks are on their way together: what is in flight decides the bandwidth.
+  for (std::uint32_t first = 0; first < staged.count; first += chunks_in_flight) {
+    fetched_chunk fetched[chunks_in_flight];
+#pragma unroll
+    for (std::uint32_t i = 0; i < chunks_in_flight; ++i) {
+      if (first + i < staged.count) fetched[i] = fetch(staged.chunk[first + i]);
+    }
+#pragma unroll
+    for (std::uint32_t i = 0; i < chunks_in_flight; ++i) {
+      if (first + i < staged.count) statistics.add(plain_operand<Format>{nullptr}, fetched[i].bits);
+    }
   }
-  statistics.add(plain_operand<Format>{nullptr}, current.bits);
 }
 
 /// A chunk of any kind: tails, unaligned gradients, formats that change from chunk to chunk.
@@ -233,22 +241,6 @@ __device__ __forceinline__ void measure(const statistics_table_view& table, std:
   if (threadIdx.x == 0) partials[block] = whole;
 }
 
-/// Counts the blocks of the launch that have finished; true in every thread of the last one, which
-/// then sees what the others wrote.
-__device__ __forceinline__ bool is_last_block(std::uint32_t* arrivals) {
-  __shared__ bool is_last;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    // atomicInc wraps to zero at the last arrival, which leaves the counter ready for the next
-    // replay.
-    is_last = atomicInc(arrivals, gridDim.x - 1) == gridDim.x - 1;
-    __threadfence();
-  }
-  __syncthreads();
-  return is_last;
-}
-
 /// Totals of the norm groups and the number of zeros, in shared memory.
 struct gathered_totals {
   double total[max_norm_groups];
@@ -284,32 +276,35 @@ __device__ __forceinline__ void gather_partials(const statistics_table_view& tab
   __syncthreads();
 }
 
-/// The first block prepares the step while the others read the gradients; the last to arrive
+/// The first blocks prepare the step while the others read the gradients; the last to arrive
 /// finishes it.
 template <norm_kind Norm, bool CountZeros>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, 4)
     grad_stats_kernel(statistics_table_view table, grad_stats_workspace workspace,
                       step_block_view block, const __grid_constant__ settings_batch settings) {
   let_successors_start();
   wait_for_predecessors();
-  if (blockIdx.x == 0) {
-    prepare_step_in_block(block, settings);
+  const std::uint32_t preparing = prepare_blocks(block.group_count);
+  if (blockIdx.x < preparing) {
+    prepare_step_in_block(block, settings, blockIdx.x);
   } else {
-    measure<Norm, CountZeros>(table, blockIdx.x - 1, workspace.partials);
+    measure<Norm, CountZeros>(table, blockIdx.x - preparing, workspace.partials);
   }
   if (!is_last_block(workspace.arrivals)) return;
 
+  finish_inputs inputs = read_finish_inputs(block);
   __shared__ gathered_totals gathered;
   gather_partials<Norm>(table, workspace.partials, gathered);
   gradient_statistics statistics;
   statistics.measured = 1;
   statistics.zeros = gathered.zeros;
   statistics.total = math::combined_total(gathered.total, table.norm_group_count, Norm);
-  finish_step_in_block(block, statistics, [&](std::uint32_t i) { return gathered.total[i]; });
+  finish_step_in_block(
+      block, settings, statistics, [&](std::uint32_t i) { return gathered.total[i]; }, inputs);
 }
 
 template <norm_kind Norm, bool CountZeros>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, 4)
     grad_totals_kernel(statistics_table_view table, grad_stats_workspace workspace,
                        double* totals) {
   let_successors_start();
@@ -342,8 +337,8 @@ cudaError_t launch_grad_stats(const statistics_table_view& table, const statisti
                               cudaStream_t stream) {
   return with_options(options, [&](auto norm, auto zeros) {
     return launch(grad_stats_kernel<norm.value, zeros.value>,
-                  statistics_blocks(table.chunk_count) + 1, threads, order, stream, table,
-                  workspace, block, settings);
+                  statistics_blocks(table.chunk_count) + prepare_blocks(block.group_count), threads,
+                  order, stream, table, workspace, block, settings);
   });
 }
 

@@ -119,8 +119,7 @@ TEST_F(GpuUpdate, HyperparametersAloneAreAScalarWrite) {
   EXPECT_EQ(report.counts.scalars_written, 1u);
   launch();
   expect_updates(memory->first, 2);
-  next.groups[0].schedule =
-      learning_rate_schedule{schedule_shape::constant, 0, 0.0, 0.1, 0.0, 0, 0};
+  next.groups[0].mode = weight_decay_mode::l2;
   report = update(next, scalar_write);
   EXPECT_EQ(report.counts.tables_written, 1u);
   launch();

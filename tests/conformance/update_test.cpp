@@ -25,7 +25,9 @@ constexpr update_signature narrow = {storage_format::bf16, storage_format::bf16,
 test_problem two_groups() {
   test_problem problem;
   problem.groups = {{.name = "a", .learning_rate = 0.01},
-                    {.name = "b", .learning_rate = 0.02, .weight_decay = 0.1}};
+                    {.name = "b",
+                     .weight_decay = 0.1,
+                     .learning_rate_schedule = schedules::table({0.02, 0.04, 0.01, 0.03})}};
   problem.options = {.max_grad_norm = 1.0};
   problem.add({"x", 0, 5000, plain});
   problem.add({"y", 1, 300, plain});
@@ -72,7 +74,7 @@ TEST_P(Updates, HyperparametersOfTheNewPlan) {
   next.groups[0].learning_rate = 0.03;
   next.groups[1].mode = weight_decay_mode::l2;
   next.groups[1].bias_correction = false;
-  next.groups[1].schedule = learning_rate_schedule{schedule_shape::cosine, 0, 0.0, 0.1, 0.0, 2, 10};
+  next.groups[1].learning_rate_schedule = schedules::table({0.1, 0.09, 0.08, 0.03});
   next.options.max_grad_norm = 0.5;
   const update_report report = adapter->update(next);
   EXPECT_EQ(report.path, update_path::scalar_write);
@@ -219,8 +221,8 @@ class random_changes {
         break;
       }
       case 2:
-        some_group(problem).schedule =
-            learning_rate_schedule{schedule_shape::cosine, 0, 0.0, 0.02, 0.0, 5, 100 + below(50)};
+        some_group(problem).learning_rate_schedule =
+            schedules::table({0.02, 0.01 * static_cast<double>(below(10))});
         break;
       case 3:
         problem.groups.push_back({.name = "group " + std::to_string(serial_++),

@@ -3,111 +3,179 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <numbers>
-
-#include "common/random_numbers.hpp"
-#include "common/reference_schedule.hpp"
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
 
 namespace stepgraph {
 namespace {
 
-/// cos(pi * x) to more places than double has, the difference from 1/2 being exact.
-long double exact_cosine_of_pi_times(double x) {
-  constexpr long double pi = std::numbers::pi_v<long double>;
-  const long double wide = x;
-  return std::abs(x - 0.5) < 0.25 ? std::sin(pi * (0.5L - wide)) : std::cos(pi * wide);
+double value_at(const schedule_segment& segment, std::uint64_t clock,
+                const std::vector<double>& table = {}) {
+  return math::value_at(&segment, 1, table.data(), clock);
 }
 
-void expect_cosine_within_two_ulp(double x) {
-  const long double exact = exact_cosine_of_pi_times(x);
-  const double rounded = std::abs(static_cast<double>(exact));
-  const double ulp = std::nextafter(rounded, 2.0) - rounded;
-  const long double error = std::abs(static_cast<long double>(math::cosine_of_pi_times(x)) - exact);
-  ASSERT_LE(error, 2.0L * ulp) << std::hexfloat << x;
-}
-
-TEST(CosineOfPiTimes, IsExactAtTheEndsAndInTheMiddle) {
-  EXPECT_EQ(math::cosine_of_pi_times(0.0), 1.0);
-  EXPECT_EQ(math::cosine_of_pi_times(0.5), 0.0);
-  EXPECT_EQ(math::cosine_of_pi_times(1.0), -1.0);
-}
-
-TEST(CosineOfPiTimes, IsWithinTwoUlp) {
-  for (int i = 0; i <= 100000; ++i) expect_cosine_within_two_ulp(i / 100000.0);
-  test::integer_generator random(3);
-  for (int i = 0; i < 100000; ++i) {
-    expect_cosine_within_two_ulp(static_cast<double>(random.next() >> 11) * 0x1p-53);
+TEST(ScheduleSegments, EachIsActiveFromItsBeginToTheNext) {
+  for (std::uint32_t count = 1; count <= 9; ++count) {
+    std::vector<schedule_segment> segments(count);
+    for (std::uint32_t i = 0; i < count; ++i) {
+      segments[i].begin = 3 * i;
+      segments[i].from = i;
+    }
+    for (std::uint64_t clock = 0; clock < 40; ++clock) {
+      const double expected = clock < 3 * count ? static_cast<double>(clock / 3) : count - 1;
+      EXPECT_EQ(math::value_at(segments.data(), count, nullptr, clock), expected)
+          << "segment of " << count << ", clock " << clock;
+    }
+    const std::uint64_t last = std::numeric_limits<std::uint64_t>::max();
+    EXPECT_EQ(math::value_at(segments.data(), count, nullptr, last), count - 1);
   }
-  for (const double centre : {0.25, 0.5, 0.75}) {
-    for (double distance = 0x1p-54; distance < 0.2; distance *= 2.0) {
-      expect_cosine_within_two_ulp(centre - distance);
-      expect_cosine_within_two_ulp(centre + distance);
+}
+
+TEST(ScheduleSegments, TheLocalClockStartsAtTheBegin) {
+  const schedule_segment segments[] = {
+      {.from = 7.0},
+      {.curve = schedule_curve::linear, .begin = 100, .from = 1.0, .to = 2.0, .length = 4.0}};
+  EXPECT_EQ(math::value_at(segments, 2, nullptr, 99), 7.0);
+  EXPECT_EQ(math::value_at(segments, 2, nullptr, 100), 1.0);
+  EXPECT_EQ(math::value_at(segments, 2, nullptr, 101), 1.25);
+}
+
+TEST(ScheduleSegments, TheMultiplierScalesEveryCurve) {
+  const std::vector<double> table = {1.0, 2.0};
+  for (std::uint32_t curve = 0; curve <= static_cast<std::uint32_t>(schedule_curve::table);
+       ++curve) {
+    schedule_segment segment = {.curve = static_cast<schedule_curve>(curve),
+                                .table_count = 2,
+                                .period = 3,
+                                .from = 5.0,
+                                .to = 4.0,
+                                .length = 8.0,
+                                .ratio = 2.0};
+    const double plain = value_at(segment, 2, table);
+    segment.multiplier = 0.25;
+    EXPECT_EQ(value_at(segment, 2, table), 0.25 * plain);
+  }
+}
+
+struct curve_case {
+  const char* name;
+  schedule_curve curve;
+  double at_half;  ///< of the way from 3 to 1
+};
+
+const curve_case curve_cases[] = {
+    {"linear", schedule_curve::linear, 2.0},
+    {"rise_cosine", schedule_curve::rise_cosine, 2.0},
+    {"anneal_linear", schedule_curve::anneal_linear, 2.0},
+    {"anneal_cosine", schedule_curve::anneal_cosine, 2.0},
+    {"anneal_exponential", schedule_curve::anneal_exponential, 1.0 + 2.0 * (std::sqrt(2.0) - 1.0)},
+    {"anneal_minus_sqrt", schedule_curve::anneal_minus_sqrt, 1.0 + 2.0 * (1.0 - std::sqrt(0.5))},
+    {"anneal_polynomial", schedule_curve::anneal_polynomial, 1.25},
+};
+
+class Curve : public ::testing::TestWithParam<curve_case> {
+ protected:
+  static schedule_segment from_3_to_1() {
+    return {.curve = GetParam().curve, .from = 3.0, .to = 1.0, .length = 8.0, .ratio = 3.0};
+  }
+};
+
+TEST_P(Curve, RunsFromItsStartThroughItsMiddleToItsEndAndStaysThere) {
+  const schedule_segment segment = from_3_to_1();
+  EXPECT_EQ(value_at(segment, 0), 3.0);
+  EXPECT_NEAR(value_at(segment, 4), GetParam().at_half, 1e-15);
+  EXPECT_EQ(value_at(segment, 8), 1.0);
+  EXPECT_EQ(value_at(segment, 9), 1.0);
+  EXPECT_EQ(value_at(segment, 1'000'000'000'000), 1.0);
+}
+
+TEST_P(Curve, FallsAtEveryStep) {
+  for (std::uint64_t clock = 0; clock < 8; ++clock) {
+    EXPECT_GT(value_at(from_3_to_1(), clock), value_at(from_3_to_1(), clock + 1));
+  }
+}
+
+TEST_P(Curve, StartsBeforeOrAfterItsSegment) {
+  schedule_segment early = from_3_to_1();
+  early.origin = -3.0;
+  EXPECT_EQ(value_at(early, 1), value_at(from_3_to_1(), 4));
+  schedule_segment late = from_3_to_1();
+  late.origin = 3.0;
+  EXPECT_EQ(value_at(late, 1), 3.0);
+  EXPECT_EQ(value_at(late, 7), value_at(from_3_to_1(), 4));
+}
+
+INSTANTIATE_TEST_SUITE_P(Curves, Curve, ::testing::ValuesIn(curve_cases),
+                         [](const auto& tested) { return std::string(tested.param.name); });
+
+TEST(CosineWave, RepeatsWithoutDrift) {
+  const schedule_segment segment = {
+      .curve = schedule_curve::cosine_wave, .period = 7, .from = 3.0, .to = 1.0};
+  for (std::uint64_t clock = 0; clock <= 7; ++clock) {
+    const double expected = value_at(segment, clock);
+    EXPECT_EQ(value_at(segment, 14 - clock), expected);
+    EXPECT_EQ(value_at(segment, 14'000'000'000'000 + clock), expected);
+  }
+  EXPECT_EQ(value_at(segment, 7), 1.0);
+}
+
+TEST(CosineRestarts, StartAgainAfterPeriodsThatGrow) {
+  const schedule_segment segment = {
+      .curve = schedule_curve::cosine_restarts, .period = 4, .from = 3.0, .to = 1.0, .ratio = 3.0};
+  for (const std::uint64_t restart : {0, 4, 16, 52, 160})
+    EXPECT_EQ(value_at(segment, restart), 3.0);
+  EXPECT_EQ(value_at(segment, 2), 2.0);
+  EXPECT_EQ(value_at(segment, 4 + 6), 2.0);
+  EXPECT_EQ(value_at(segment, 16 + 18), 2.0);
+  EXPECT_LT(value_at(segment, 15), value_at(segment, 14));
+}
+
+TEST(InverseSquareRoot, FallsToItsLimitAndNoFurther) {
+  const schedule_segment segment = {
+      .curve = schedule_curve::inverse_square_root, .from = 6.0, .to = 2.0};
+  EXPECT_EQ(value_at(segment, 0), 6.0);
+  EXPECT_EQ(value_at(segment, 1), 6.0);
+  EXPECT_EQ(value_at(segment, 4), 3.0);
+  EXPECT_EQ(value_at(segment, 10), 2.0);
+}
+
+TEST(StepDecay, MultipliesAtEveryMultipleOfThePeriod) {
+  const schedule_segment segment = {
+      .curve = schedule_curve::step_decay, .period = 10, .from = 1.0, .ratio = 0.5};
+  EXPECT_EQ(value_at(segment, 9), 1.0);
+  EXPECT_EQ(value_at(segment, 10), 0.5);
+  EXPECT_EQ(value_at(segment, 29), 0.25);
+  EXPECT_EQ(value_at(segment, std::numeric_limits<std::uint64_t>::max()), 0.0);
+}
+
+TEST(MilestoneDecay, CountsEveryMilestoneReached) {
+  const std::vector<double> table = {99.0, 3.0, 5.0, 5.0, 8.0};
+  for (std::uint32_t count = 0; count <= 4; ++count) {
+    const schedule_segment segment = {.curve = schedule_curve::milestone_decay,
+                                      .table_count = count,
+                                      .table_offset = 1,
+                                      .from = 1.0,
+                                      .ratio = 0.5};
+    for (std::uint64_t clock = 0; clock < 12; ++clock) {
+      double expected = 1.0;
+      for (std::uint32_t i = 1; i <= count; ++i) {
+        if (table[i] <= static_cast<double>(clock)) expected *= 0.5;
+      }
+      EXPECT_EQ(value_at(segment, clock, table), expected) << count << " at " << clock;
     }
   }
 }
 
-struct schedule_case {
-  const char* name;
-  learning_rate_schedule schedule;
-};
-
-constexpr schedule_case schedule_cases[] = {
-    {"constant", {schedule_shape::constant, 0, 0.0, 3e-4, 0.0, 0, 0}},
-    {"constant_warmup", {schedule_shape::constant, 0, 1e-7, 3e-4, 0.0, 10, 0}},
-    {"linear", {schedule_shape::linear, 0, 0.0, 1e-3, 1e-5, 0, 100}},
-    {"linear_warmup", {schedule_shape::linear, 0, 1e-6, 1e-3, 1e-5, 20, 100}},
-    {"linear_to_zero", {schedule_shape::linear, 0, 0.0, 1e-3, 0.0, 1, 7}},
-    {"cosine", {schedule_shape::cosine, 0, 0.0, 1e-3, 1e-4, 0, 97}},
-    {"cosine_warmup", {schedule_shape::cosine, 0, 1e-6, 1e-3, 1e-4, 13, 101}},
-    {"cosine_rising", {schedule_shape::cosine, 0, 1.0, 1e-3, 1e-2, 5, 50}},
-    {"decay_ends_with_warmup", {schedule_shape::linear, 0, 0.0, 1e-3, 1e-5, 30, 30}},
-    {"decay_ends_before_warmup", {schedule_shape::cosine, 0, 0.0, 1e-3, 1e-5, 30, 10}},
-    {"no_decay", {schedule_shape::linear, 0, 0.0, 1e-3, 1e-5, 0, 0}},
-};
-
-class Schedule : public ::testing::TestWithParam<schedule_case> {};
-
-TEST_P(Schedule, FollowsItsFormulaAtEveryStep) {
-  const learning_rate_schedule& schedule = GetParam().schedule;
-  for (std::uint64_t n = 0; n < 150; ++n) {
-    const double expected = test::reference_learning_rate(schedule, n);
-    // Relative to the ends, between which the cosine part may cancel.
-    const double size = schedule.maximum + schedule.minimum;
-    EXPECT_NEAR(math::learning_rate_at(schedule, n), expected, 1e-15 * size + 4e-16 * expected)
-        << "step " << n;
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Shapes, Schedule, ::testing::ValuesIn(schedule_cases),
-                         [](const auto& tested) { return std::string(tested.param.name); });
-
-TEST(ScheduleBoundaries, WarmupStartsAtInitialAndEndsAtMaximum) {
-  const learning_rate_schedule schedule = {schedule_shape::linear, 0, 1e-6, 1e-3, 1e-5, 8, 16};
-  EXPECT_EQ(math::learning_rate_at(schedule, 0), 1e-6);
-  EXPECT_DOUBLE_EQ(math::learning_rate_at(schedule, 8), 1e-3);
-  EXPECT_LT(math::learning_rate_at(schedule, 9), 1e-3);
-}
-
-TEST(ScheduleBoundaries, WithoutWarmupTheFirstStepHasTheMaximum) {
-  for (const schedule_shape shape :
-       {schedule_shape::constant, schedule_shape::linear, schedule_shape::cosine}) {
-    EXPECT_EQ(math::learning_rate_at({shape, 0, 1e-6, 1e-3, 1e-5, 0, 16}, 0), 1e-3);
-  }
-}
-
-TEST(ScheduleBoundaries, DecayEndsAtMinimumAndStaysThere) {
-  for (const schedule_shape shape : {schedule_shape::linear, schedule_shape::cosine}) {
-    const learning_rate_schedule schedule = {shape, 0, 0.0, 1e-3, 1e-5, 4, 16};
-    EXPECT_GT(math::learning_rate_at(schedule, 15), 1e-5);
-    EXPECT_DOUBLE_EQ(math::learning_rate_at(schedule, 16), 1e-5);
-    EXPECT_EQ(math::learning_rate_at(schedule, 17), 1e-5);
-    EXPECT_EQ(math::learning_rate_at(schedule, 1'000'000'000'000), 1e-5);
-  }
-}
-
-TEST(ScheduleBoundaries, CosineIsHalfWayInTheMiddle) {
-  const learning_rate_schedule schedule = {schedule_shape::cosine, 0, 0.0, 3.0, 1.0, 10, 30};
-  EXPECT_EQ(math::learning_rate_at(schedule, 20), 2.0);
+TEST(TableOfValues, HoldsItsLastEntry) {
+  const schedule_segment segment = {
+      .curve = schedule_curve::table, .table_count = 3, .table_offset = 1};
+  const std::vector<double> table = {9.0, 1.0, 2.0, 3.0, 9.0};
+  EXPECT_EQ(value_at(segment, 0, table), 1.0);
+  EXPECT_EQ(value_at(segment, 2, table), 3.0);
+  EXPECT_EQ(value_at(segment, 3, table), 3.0);
+  EXPECT_EQ(value_at(segment, std::numeric_limits<std::uint64_t>::max(), table), 3.0);
 }
 
 }  // namespace

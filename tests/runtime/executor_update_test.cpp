@@ -102,7 +102,7 @@ TEST_F(HostUpdate, NewScheduleHoldsOverAValueSetByHand) {
   executor.set_learning_rate(0, 0.5);
   executor.launch();
   options_of next = two_groups();
-  next.groups[0].schedule = learning_rate_schedule{schedule_shape::linear, 0, 0.0, 1.0, 0.0, 0, 10};
+  next.groups[0].learning_rate_schedule = schedules::table({1.0, 0.9, 0.8});
   executor.update(plan(next));
   executor.launch();
   EXPECT_DOUBLE_EQ(executor.status().groups[0].learning_rate, 0.9);

@@ -68,9 +68,9 @@ struct binding {
 ///
 /// Launches, updates, `status` and `release` are for one thread at a time.
 ///
-/// Hand-set values and schedules: a learning rate set by hand holds from the next launch on, over
-/// any schedule, until `resume_schedule`; the schedule's clock is the group's step and keeps
-/// running meanwhile, so that the schedule resumes where it would have been.
+/// Hand-set values and schedules: a learning rate or weight decay set by hand holds from the next
+/// launch on, over any schedule, until the schedule is resumed; the schedule's clock (the group's
+/// step or the samples) keeps running meanwhile, so that it resumes where it would have been.
 class executor {
  public:
   virtual ~executor();
@@ -85,6 +85,8 @@ class executor {
   /// Gives the learning rate back to the group's schedule; refused if it has none.
   void resume_schedule(group_id group);
   void set_weight_decay(group_id group, double value);
+  /// Gives the weight decay back to the group's schedule; refused if it has none.
+  void resume_weight_decay_schedule(group_id group);
   void set_betas(group_id group, double beta1, double beta2);
   void set_eps(group_id group, double value);
   /// The number of updates the group has applied: to resume from a checkpoint.

@@ -49,6 +49,7 @@ class step_builder {
  private:
   void check_place(group_id group, const tensor_operands& operands) const;
   void check_same_device(const std::string& name, const tensor_view& view) const;
+  std::uint32_t group_count() const { return static_cast<std::uint32_t>(groups_.size()); }
   std::vector<plan_node> update_nodes() const;
   plan_node statistics_node(const std::vector<plan_node>& updates, const plan_node& scaling) const;
 

@@ -8,6 +8,7 @@
 #include "stepgraph/kernels/signature.hpp"
 #include "stepgraph/kernels/tensor_table.hpp"
 #include "stepgraph/math/step_scalars.hpp"
+#include "stepgraph/schedule.hpp"
 #include "stepgraph/tensor_view.hpp"
 
 namespace stepgraph {
@@ -25,15 +26,16 @@ enum class weight_decay_mode : std::uint8_t {
 /// Hyperparameters of a parameter group. Every number can be changed later on a live executor.
 struct group_options {
   std::string name = {};        ///< for messages; "group <index>" if empty
-  double learning_rate = 1e-3;  ///< used when there is no schedule
+  double learning_rate = 1e-3;  ///< where there is no schedule
   double beta1 = 0.9;
   double beta2 = 0.999;
   double eps = 1e-8;
-  double weight_decay = 0.0;
+  double weight_decay = 0.0;  ///< likewise
   weight_decay_mode mode = weight_decay_mode::decoupled;
   bool bias_correction = true;
   bool maximize = false;
-  std::optional<learning_rate_schedule> schedule = {};  ///< evaluated on the device, once a step
+  std::optional<schedule> learning_rate_schedule = {};  ///< evaluated on the device, once a step
+  std::optional<schedule> weight_decay_schedule = {};   ///< likewise
   std::uint64_t step = 0;  ///< updates already applied, when training resumes
   /// Gradients of one norm group have a norm of their own beside the global one, which combines all
   /// of them and decides on clipping and skipping. Groups without a name share one.
@@ -102,7 +104,6 @@ enum class node_kind : std::uint8_t {
   advance_step,     ///< advances the step when grad_stats does not
   update,           ///< Adam for all tensors of one signature
   scale_gradients,  ///< unscales and clips gradients that have no parameter
-  report,           ///< writes the step record
 };
 
 /// A tensor of the plan.

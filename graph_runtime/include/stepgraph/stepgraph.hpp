@@ -5,9 +5,12 @@
 #include "stepgraph/error.hpp"
 #include "stepgraph/executor.hpp"
 #include "stepgraph/host_executor.hpp"
+#include "stepgraph/megatron_schedules.hpp"
+#include "stepgraph/schedule.hpp"
 #include "stepgraph/step_builder.hpp"
 #include "stepgraph/step_plan.hpp"
 #include "stepgraph/tensor_view.hpp"
+#include "stepgraph/torch_schedules.hpp"
 #include "stepgraph/update_report.hpp"
 
 #if defined(STEPGRAPH_HAS_CUDA)

@@ -147,6 +147,8 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   const auto progress = layout.reserve<group_progress>(groups);
   const auto terms = layout.reserve<math::adam_terms>(groups);
   const auto norms = layout.reserve<double>(norm_groups);
+  const auto segments = layout.reserve<schedule_segment>(image.schedule_segments.size());
+  const auto schedule_table = layout.reserve<double>(image.schedule_table.size());
   const auto arrivals = layout.reserve<std::uint32_t>(1);
   const auto tensor_arrivals = layout.reserve<std::uint32_t>(tables.tensors.size());
   const auto tensors = layout.reserve<tensor_descriptor>(tables.tensors.size());
@@ -173,6 +175,8 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   stage(group_settings_at, image.groups);
   stage(progress, image.progress);
   stage(norms, image.norms);
+  stage(segments, image.schedule_segments);
+  stage(schedule_table, image.schedule_table);
   stage(tensors, tables.tensors);
   stage(chunks, tables.chunks);
   stage(statistics_chunks, tables.statistics_chunks);
@@ -186,6 +190,7 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   block_.step = step.in(base);
   block_.groups = group_settings_at.in(base);
   block_.progress = progress.in(base);
+  block_.schedules = {segments.in(base), schedule_table.in(base)};
   block_.terms = terms.in(base);
   block_.prepared_step = prepared_step.in(base);
   block_.prepared_groups = prepared_groups.in(base);
@@ -210,7 +215,7 @@ void device_step::make_record_ring(std::uint64_t launches) {
       std::make_shared<unique_pinned_memory>(allocate_pinned(bytes));
   records_ = std::make_unique<detail::record_ring>(
       plan_, std::shared_ptr<void>(pinned, pinned->get()), launches);
-  ring_ = records_->view();
+  block_.records = records_->view();
 }
 
 device_step::~device_step() {
@@ -242,8 +247,9 @@ void device_step::enqueue(std::size_t node, const settings_batch& settings,
       break;
     }
     case node_kind::advance_step:
-      status = launch_advance_step(
-          block_, settings, plan_.options.exchange_totals ? totals_ : nullptr, order, stream);
+      status =
+          launch_advance_step(block_, settings, plan_.options.exchange_totals ? totals_ : nullptr,
+                              workspace_.arrivals, order, stream);
       break;
     case node_kind::update:
       status = launch_update(planned.signature, table, block_,
@@ -252,9 +258,6 @@ void device_step::enqueue(std::size_t node, const settings_batch& settings,
     case node_kind::scale_gradients:
       status = launch_scale_gradients({table.tensors, table.chunks, table.chunk_count}, block_,
                                       order, stream);
-      break;
-    case node_kind::report:
-      status = launch_report(block_, ring_, order, stream);
       break;
   }
   check(status, planned.name.c_str());
@@ -271,28 +274,40 @@ void device_step::copy_tensors(cudaStream_t stream) {
 
 void device_step::copy_options(cudaStream_t stream) {
   const detail::step_block_image image(plan_);
-  const std::size_t group_bytes = image.groups.size() * sizeof(group_settings);
-  pinned_pool::buffer& buffer = pool_.acquire(sizeof(step_settings) + group_bytes);
+  arena_layout layout;
+  const auto step = layout.reserve<step_settings>(1);
+  const auto groups = layout.reserve<group_settings>(image.groups.size());
+  const auto segments = layout.reserve<schedule_segment>(image.schedule_segments.size());
+  const auto table = layout.reserve<double>(image.schedule_table.size());
+  pinned_pool::buffer& buffer = pool_.acquire(layout.size());
   auto* const staged = static_cast<std::byte*>(buffer.memory.get());
-  std::memcpy(staged, &image.step, sizeof(step_settings));
-  if (group_bytes != 0) {
-    std::memcpy(staged + sizeof(step_settings), image.groups.data(), group_bytes);
-  }
-  // [first, last) of each of `count` structures; what lies outside belongs to the setters.
-  const auto copy = [&](void* target, std::size_t source, std::size_t pitch, std::size_t count,
-                        std::size_t first, std::size_t last) {
+  *step.in(staged) = image.step;
+  std::copy(image.groups.begin(), image.groups.end(), groups.in(staged));
+  std::copy(image.schedule_segments.begin(), image.schedule_segments.end(), segments.in(staged));
+  std::copy(image.schedule_table.begin(), image.schedule_table.end(), table.in(staged));
+  // Bytes [first, last) of each of `count` elements; what lies outside belongs to the setters.
+  const auto copy = [&]<class Element>(const Element* target, const Element* source,
+                                       std::size_t count, std::size_t first, std::size_t last) {
     if (count == 0) return;
-    STEPGRAPH_CUDA_CHECK(cudaMemcpy2DAsync(static_cast<std::byte*>(target) + first, pitch,
-                                           staged + source + first, pitch, last - first, count,
-                                           cudaMemcpyHostToDevice, stream));
+    auto* const to = const_cast<std::byte*>(reinterpret_cast<const std::byte*>(target));
+    STEPGRAPH_CUDA_CHECK(cudaMemcpy2DAsync(
+        to + first, sizeof(Element), reinterpret_cast<const std::byte*>(source) + first,
+        sizeof(Element), last - first, count, cudaMemcpyHostToDevice, stream));
   };
-  copy(block_.step, 0, sizeof(step_settings), 1, offsetof(step_settings, skip_non_finite),
+  copy(block_.step, step.in(staged), 1, offsetof(step_settings, skip_non_finite),
        sizeof(step_settings));
-  const std::size_t groups = image.groups.size();
-  copy(block_.groups, sizeof(step_settings), sizeof(group_settings), groups,
-       offsetof(group_settings, flags), offsetof(group_settings, learning_rate_by_hand));
-  copy(block_.groups, sizeof(step_settings), sizeof(group_settings), groups,
-       offsetof(group_settings, learning_rate_input), sizeof(group_settings));
+  const std::size_t learning_rate = offsetof(group_settings, learning_rate_schedule);
+  const std::size_t weight_decay = offsetof(group_settings, weight_decay_schedule);
+  const std::size_t held_by_hand = offsetof(schedule_reference, held_by_hand);
+  const std::size_t count = image.groups.size();
+  copy(block_.groups, groups.in(staged), count, offsetof(group_settings, flags),
+       learning_rate + held_by_hand);
+  copy(block_.groups, groups.in(staged), count, weight_decay, weight_decay + held_by_hand);
+  copy(block_.groups, groups.in(staged), count, offsetof(group_settings, learning_rate_input),
+       sizeof(group_settings));
+  copy(block_.schedules.segments, segments.in(staged), image.schedule_segments.size(), 0,
+       sizeof(schedule_segment));
+  copy(block_.schedules.table, table.in(staged), image.schedule_table.size(), 0, sizeof(double));
   pool_.retire(buffer, stream);
 }
 

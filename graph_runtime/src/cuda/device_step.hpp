@@ -94,7 +94,6 @@ class device_step {
   double* totals_ = nullptr;
   grad_stats_workspace workspace_;
   std::unique_ptr<detail::record_ring> records_;
-  record_ring_view ring_;
   pinned_pool pool_;
   std::vector<setting> taken_;  ///< settings of the latest `take`
   std::uint64_t serial_ = 0;

@@ -2,7 +2,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include "stepgraph/kernels/record_ring.hpp"
 #include "stepgraph/kernels/step_block.hpp"
 
 /// Launchers of the operations of a step. All views are of device memory of the current device
@@ -22,8 +21,7 @@ struct grad_stats_workspace {
   std::uint32_t* arrivals = nullptr;       ///< one element, zero before the first launch
 };
 
-/// One pass over all gradients; the last block to finish applies the settings and advances the
-/// step.
+/// One pass over all gradients; the last block to finish advances the step and writes its record.
 cudaError_t launch_grad_stats(const statistics_table_view& table, const statistics_options& options,
                               const grad_stats_workspace& workspace, const step_block_view& block,
                               const settings_batch& settings, launch_order order,
@@ -37,9 +35,11 @@ cudaError_t launch_grad_totals(const statistics_table_view& table,
                                const grad_stats_workspace& workspace, double* totals,
                                launch_order order, cudaStream_t stream);
 
-/// Applies the settings and advances the step by what `totals` holds; null: nothing was measured.
+/// Applies the settings, advances the step by what `totals` holds (null: nothing was measured) and
+/// writes its record. `arrivals` is one element, zero before the first launch.
 cudaError_t launch_advance_step(const step_block_view& block, const settings_batch& settings,
-                                const double* totals, launch_order order, cudaStream_t stream);
+                                const double* totals, std::uint32_t* arrivals, launch_order order,
+                                cudaStream_t stream);
 
 /// Applies a batch of settings without advancing the step.
 cudaError_t launch_apply_settings(const step_block_view& block, const settings_batch& settings,
@@ -49,10 +49,6 @@ cudaError_t launch_apply_settings(const step_block_view& block, const settings_b
 /// place; leaves them when the step is skipped. `chunk_count` must not be zero.
 cudaError_t launch_scale_gradients(const statistics_table_view& table, const step_block_view& block,
                                    launch_order order, cudaStream_t stream);
-
-/// Writes the step's record into its ring.
-cudaError_t launch_report(const step_block_view& block, const record_ring_view& ring,
-                          launch_order order, cudaStream_t stream);
 
 /// Updates every chunk of the table, all of them of tensors of one signature. `chunk_count` must
 /// not be zero.
@@ -65,7 +61,7 @@ cudaError_t launch_update(const update_signature& signature, const tensor_table_
 inline constexpr int settings_argument_of_grad_stats = 3;
 inline constexpr int arguments_of_grad_stats = 4;
 inline constexpr int settings_argument_of_advance_step = 1;
-inline constexpr int arguments_of_advance_step = 3;
+inline constexpr int arguments_of_advance_step = 4;
 
 /// Resources of the kernel that `launch_update` picks for a signature.
 struct kernel_resources {

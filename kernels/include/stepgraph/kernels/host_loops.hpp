@@ -1,6 +1,5 @@
 #pragma once
 
-#include "stepgraph/kernels/record_ring.hpp"
 #include "stepgraph/kernels/step_block.hpp"
 
 /// The operations of a step as loops on the host: the same tables, the same element math and the
@@ -13,8 +12,8 @@ namespace stepgraph::host {
 gradient_statistics grad_stats(const statistics_table_view& table,
                                const statistics_options& options, double* totals);
 
-/// Applies the settings, then advances the step and derives the terms of every group. `totals` are
-/// those of the norm groups; null if nothing was measured.
+/// Applies the settings, advances the step, derives the terms of every group and writes the record.
+/// `totals` are those of the norm groups; null if nothing was measured.
 void advance_step(const step_block_view& block, const settings_batch& settings,
                   const gradient_statistics& statistics, const double* totals);
 
@@ -27,8 +26,5 @@ void update(const tensor_table_view& table, const step_block_view& block,
 
 /// Multiplies every gradient by the step's gradient scale, in place, unless the step is skipped.
 void scale_gradients(const statistics_table_view& table, const step_block_view& block);
-
-/// Writes the step's record into its ring.
-void report(const step_block_view& block, const record_ring_view& ring);
 
 }  // namespace stepgraph::host

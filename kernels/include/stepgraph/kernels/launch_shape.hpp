@@ -17,7 +17,8 @@ inline constexpr std::uint32_t update_threads = 128;
 inline constexpr std::uint32_t update_blocks_per_chunk = 2;
 inline constexpr std::uint32_t statistics_threads = 256;
 inline constexpr std::uint32_t advance_step_threads = 256;
-inline constexpr std::uint32_t report_threads = 128;
+/// Groups whose step one block prepares.
+inline constexpr std::uint32_t groups_per_prepare_block = 64;
 /// Norm groups of a step, at most.
 inline constexpr std::uint32_t max_norm_groups = 64;
 
@@ -31,13 +32,21 @@ inline constexpr std::uint32_t most_chunks_per_statistics_block = 16;
 /// Consecutive chunks that one block of `grad_stats` adds up, so that few partial sums remain for
 /// the last block. Depends only on the list, never on the device.
 STEPGRAPH_HOST_DEVICE constexpr std::uint32_t chunks_per_statistics_block(std::uint64_t chunks) {
-  return chunks < 4096 ? 1 : chunks < 65536 ? 4 : most_chunks_per_statistics_block;
+  return chunks < 4096     ? 1
+         : chunks < 16384  ? 4
+         : chunks < 262144 ? 8
+                           : most_chunks_per_statistics_block;
 }
 
 /// Blocks of `grad_stats` that read `chunks` chunks; at least one.
 constexpr std::uint32_t statistics_blocks(std::uint64_t chunks) {
   const std::uint64_t per_block = chunks_per_statistics_block(chunks);
   return chunks == 0 ? 1 : static_cast<std::uint32_t>((chunks + per_block - 1) / per_block);
+}
+
+/// Blocks that prepare the groups of a step; at least one, which prepares the step itself.
+STEPGRAPH_HOST_DEVICE constexpr std::uint32_t prepare_blocks(std::uint32_t groups) {
+  return groups == 0 ? 1 : (groups + groups_per_prepare_block - 1) / groups_per_prepare_block;
 }
 
 }  // namespace stepgraph

@@ -2,18 +2,18 @@
 
 #include <cstdint>
 
-#include "stepgraph/kernels/step_block.hpp"
+#include "stepgraph/math/step_scalars.hpp"
 
 /// The ring into which a step writes its record. It lies in memory that the host reads without
 /// waiting (page-locked memory for a step on a device), so each slot says by itself whether it is
 /// complete.
 namespace stepgraph {
 
-/// One record without its groups. Written by one thread: `sequence` becomes 0, then the rest is
-/// written, then `sequence` becomes the number of the launch, each in this order for every
-/// observer. A reader that finds the number it expects before and after reading has the record.
+/// One record without its groups. Its `sequence` becomes 0 while the record before is written, and
+/// the number of its launch once the rest is there, each in this order for every observer. A reader
+/// that finds the number it expects before and after reading has the record.
 struct alignas(16) record_slot {
-  std::uint64_t sequence = 0;  ///< launches so far, this one included; 0: being written
+  std::uint64_t sequence = 0;  ///< launches so far, this one included; 0: not written yet
   std::uint64_t step = 0;      ///< steps applied so far
   std::uint64_t skipped = 0;   ///< steps skipped so far
   std::uint64_t samples = 0;
@@ -32,11 +32,6 @@ struct record_group {
   double weight_decay = 0.0;
 };
 
-/// The number of the launch whose scalars these are, from 1.
-STEPGRAPH_HOST_DEVICE std::uint64_t sequence_of(const step_scalars& scalars) {
-  return scalars.launches;
-}
-
 /// Everything of a record but its sequence and its groups.
 STEPGRAPH_HOST_DEVICE void fill_record(const step_scalars& scalars, record_slot& slot) {
   slot.step = scalars.step;
@@ -54,8 +49,8 @@ STEPGRAPH_HOST_DEVICE record_group record_of(const group_progress& progress) {
   return {progress.step, progress.learning_rate, progress.weight_decay};
 }
 
-/// A ring of `capacity` records. The record of launch n lies in slot (n - 1) % capacity, its groups
-/// from element slot * group_count on.
+/// A ring of `capacity` slots, at least two. The record of launch n lies in slot (n - 1) %
+/// capacity, its groups from element slot * group count on. Null: no records are written.
 struct record_ring_view {
   record_slot* slots = nullptr;
   record_group* groups = nullptr;

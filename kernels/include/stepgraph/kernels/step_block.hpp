@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "stepgraph/kernels/record_ring.hpp"
 #include "stepgraph/kernels/tensor_table.hpp"
 #include "stepgraph/math/advance_step.hpp"
 
@@ -14,10 +15,12 @@ struct step_block_view {
   step_settings* step = nullptr;
   group_settings* groups = nullptr;
   group_progress* progress = nullptr;
+  schedule_tables schedules;
   math::adam_terms* terms = nullptr;
   math::prepared_step* prepared_step = nullptr;     ///< between the halves of advance_step
   math::prepared_group* prepared_groups = nullptr;  ///< likewise, of each group
-  double* norms = nullptr;  ///< of each norm group, as step_scalars::grad_norm
+  double* norms = nullptr;   ///< of each norm group, as step_scalars::grad_norm
+  record_ring_view records;  ///< where the step's record goes
   std::uint32_t group_count = 0;
   std::uint32_t norm_group_count = 0;
 };

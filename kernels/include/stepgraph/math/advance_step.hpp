@@ -20,17 +20,17 @@ STEPGRAPH_HOST_DEVICE void apply_setting(group_settings& settings, group_progres
   switch (field) {
     case setting_field::learning_rate:
       settings.learning_rate = value;
-      settings.learning_rate_by_hand = 1;
+      settings.learning_rate_schedule.held_by_hand = 1;
       break;
     case setting_field::resume_learning_rate:
-      settings.learning_rate_by_hand = 0;
+      settings.learning_rate_schedule.held_by_hand = 0;
       break;
     case setting_field::weight_decay:
       settings.weight_decay = value;
-      settings.weight_decay_by_hand = 1;
+      settings.weight_decay_schedule.held_by_hand = 1;
       break;
     case setting_field::resume_weight_decay:
-      settings.weight_decay_by_hand = 0;
+      settings.weight_decay_schedule.held_by_hand = 0;
       break;
     case setting_field::beta1:
       settings.beta1 = value;
@@ -111,25 +111,33 @@ STEPGRAPH_HOST_DEVICE prepared_step prepare_step(const step_settings& settings,
   return prepared;
 }
 
+/// A value of a group's next update: the input, if there is one, else what its schedule says,
+/// unless it is held by hand, else the value itself.
+STEPGRAPH_HOST_DEVICE double next_value(const float* input, const schedule_reference& schedule,
+                                        double value, const schedule_tables& tables,
+                                        std::uint64_t updates, std::uint64_t samples) {
+  if (input != nullptr) return static_cast<double>(*input);
+  if (schedule.count == 0 || schedule.held_by_hand != 0) return value;
+  return value_at(tables.segments + schedule.first, schedule.count, tables.table,
+                  schedule.counts_samples != 0 ? samples : updates);
+}
+
 /// The learning rate of a group's next update.
 STEPGRAPH_HOST_DEVICE double next_learning_rate(const group_settings& settings,
-                                                const group_progress& progress) {
-  if (settings.learning_rate_input != nullptr) {
-    return static_cast<double>(*settings.learning_rate_input);
-  }
-  if (settings.learning_rate_by_hand != 0 || settings.has_schedule == 0) {
-    return settings.learning_rate;
-  }
-  return learning_rate_at(settings.schedule, progress.step);
+                                                const group_progress& progress,
+                                                const schedule_tables& tables,
+                                                std::uint64_t samples) {
+  return next_value(settings.learning_rate_input, settings.learning_rate_schedule,
+                    settings.learning_rate, tables, progress.step, samples);
 }
 
 /// The weight decay of a group's next update.
 STEPGRAPH_HOST_DEVICE double next_weight_decay(const group_settings& settings,
-                                               const group_progress&) {
-  if (settings.weight_decay_input != nullptr) {
-    return static_cast<double>(*settings.weight_decay_input);
-  }
-  return settings.weight_decay;
+                                               const group_progress& progress,
+                                               const schedule_tables& tables,
+                                               std::uint64_t samples) {
+  return next_value(settings.weight_decay_input, settings.weight_decay_schedule,
+                    settings.weight_decay, tables, progress.step, samples);
 }
 
 /// The bias correction of a moment with decay rate `beta` at a group's next update.

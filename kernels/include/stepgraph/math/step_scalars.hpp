@@ -15,6 +15,20 @@ enum group_flags : std::uint32_t {
   group_maximize = 1u << 2,
 };
 
+/// The schedules of all groups, one after the other.
+struct schedule_tables {
+  const schedule_segment* segments = nullptr;
+  const double* table = nullptr;  ///< what segments with entries read
+};
+
+/// Where the schedule of one value of one group lies in the tables.
+struct schedule_reference {
+  std::uint32_t first = 0;
+  std::uint32_t count = 0;           ///< of segments; 0: there is no schedule
+  std::uint32_t counts_samples = 0;  ///< its clock: samples consumed; 0: updates of the group
+  std::uint32_t held_by_hand = 0;    ///< a value set by hand holds until the schedule resumes
+};
+
 /// The hyperparameters of one group, resident beside the state. Changed only by the step itself,
 /// from settings that the host published (`setting`).
 ///
@@ -27,13 +41,11 @@ struct group_settings {
   double beta2 = 0.999;
   double eps = 1e-8;
   std::uint32_t flags = group_decoupled_weight_decay | group_bias_correction;
-  std::uint32_t has_schedule = 0;
-  // One word each, so that settings of different fields never share one.
-  std::uint32_t learning_rate_by_hand = 0;  ///< holds over the schedule until it resumes
-  std::uint32_t weight_decay_by_hand = 0;
+  std::uint32_t reserved = 0;
+  schedule_reference learning_rate_schedule;
+  schedule_reference weight_decay_schedule;
   const float* learning_rate_input = nullptr;  ///< one f32 read at every step; null: none
   const float* weight_decay_input = nullptr;
-  learning_rate_schedule schedule;
 };
 
 /// What moves in one group from step to step.
