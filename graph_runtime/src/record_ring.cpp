@@ -76,10 +76,13 @@ record_batch record_ring::read() {
       ++next_;
       continue;
     }
-    // Records are written in order: if a later one is there, this one was, and is gone. One slot of
-    // the ring is always empty, so look at two.
-    const std::uint64_t found = std::max(sequence_in(slots_[(next_ - 1) % capacity_]),
-                                         sequence_in(slots_[next_ % capacity_]));
+    // Records are written in order: if a later one is there, this one was. One slot of the ring is
+    // always empty, so look at two; at the later one first, lest a record that is written in
+    // between be taken for lost.
+    const std::uint64_t later = sequence_in(slots_[next_ % capacity_]);
+    const std::uint64_t here = sequence_in(slots_[(next_ - 1) % capacity_]);
+    if (here == next_) continue;
+    const std::uint64_t found = std::max(later, here);
     if (found <= next_) return batch;
     // With record n there, at least those of the ring's last slots before it are.
     const std::uint64_t oldest = found > capacity_ ? found - capacity_ + 2 : next_ + 1;

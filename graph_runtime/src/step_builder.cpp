@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "option_checks.hpp"
+#include "statistics_layout.hpp"
 #include "stepgraph/error.hpp"
 #include "stepgraph/kernels/launch_shape.hpp"
 
@@ -278,7 +279,7 @@ step_plan step_builder::build() const {
     add_tensor_to(scaling, id, tensor, options_);
   }
   const bool measured = measures_gradients(options_);
-  if (measured) plan.nodes.push_back(statistics_node(updates, scaling));
+  if (measured) plan.nodes.push_back(statistics_node(updates, scaling, plan));
   if (!measured || options_.exchange_totals) {
     plan_node advance = node_of(node_kind::advance_step, "advance_step");
     advance.blocks = prepare_blocks(group_count());
@@ -316,15 +317,19 @@ std::vector<plan_node> step_builder::update_nodes() const {
 }
 
 plan_node step_builder::statistics_node(const std::vector<plan_node>& updates,
-                                        const plan_node& scaling) const {
+                                        const plan_node& scaling, const step_plan& plan) const {
   plan_node node = node_of(node_kind::grad_stats, "grad_stats");
   for (const plan_node& update : updates) {
     for (const tensor_id id : update.tensors) add_tensor_to(node, id, tensors_[id], options_);
   }
   for (const tensor_id id : scaling.tensors) add_tensor_to(node, id, tensors_[id], options_);
-  node.blocks = statistics_blocks(node.chunks);
-  if (!options_.exchange_totals) node.blocks += prepare_blocks(group_count());
-  node.threads = statistics_threads;
+  std::vector<std::uint64_t> group_chunks(plan.norm_groups.size());
+  for (const tensor_id id : node.tensors) {
+    group_chunks[plan.norm_group_of[tensors_[id].group]] +=
+        chunk_count(tensors_[id].operands.parameter.numel);
+  }
+  const std::uint32_t advancing = options_.exchange_totals ? 0 : prepare_blocks(group_count());
+  set_blocks(node, detail::statistics_blocks_of(group_chunks) + advancing, statistics_threads);
   return node;
 }
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "stepgraph/kernels/launch_shape.hpp"
+#include "statistics_layout.hpp"
 
 namespace stepgraph::detail {
 namespace {
@@ -57,23 +57,19 @@ void step_tables::place_statistics_chunks(const step_plan& plan) {
     norm_group_ends.push_back(statistics_blocks(chunks.size()));
     return;
   }
-  // Filling up a group changes the number of chunks, and with it the chunks of a block: settle on
-  // what the whole list, filled up, asks for.
-  std::uint64_t count = statistics->chunks;
-  for (;;) {
-    const std::uint32_t per_block = chunks_per_statistics_block(count);
-    statistics_chunks.clear();
-    norm_group_ends.clear();
-    for (std::uint32_t group = 0; group < plan.norm_groups.size(); ++group) {
-      for (const tensor_id id : statistics->tensors) {
-        if (plan.norm_group_of[plan.tensors[id].group] != group) continue;
-        append_chunks(statistics_chunks, id, tensors[id].numel);
-      }
-      while (statistics_chunks.size() % per_block != 0) statistics_chunks.push_back({no_tensor, 0});
-      norm_group_ends.push_back(static_cast<std::uint32_t>(statistics_chunks.size() / per_block));
+  std::vector<std::uint64_t> group_chunks(plan.norm_groups.size());
+  for (const tensor_id id : statistics->tensors) {
+    group_chunks[plan.norm_group_of[plan.tensors[id].group]] += chunk_count(tensors[id].numel);
+  }
+  const std::uint32_t per_block = statistics_chunks_per_block(group_chunks);
+  for (std::uint32_t group = 0; group < plan.norm_groups.size(); ++group) {
+    for (const tensor_id id : statistics->tensors) {
+      if (plan.norm_group_of[plan.tensors[id].group] != group) continue;
+      append_chunks(statistics_chunks, id, tensors[id].numel);
     }
-    count = statistics_chunks.size();
-    if (chunks_per_statistics_block(count) == per_block) return;
+    const std::uint64_t end = filled_up(statistics_chunks.size(), per_block);
+    norm_group_ends.push_back(static_cast<std::uint32_t>(end / per_block));
+    if (plan.norm_groups.size() > 1) statistics_chunks.resize(end, {no_tensor, 0});
   }
 }
 

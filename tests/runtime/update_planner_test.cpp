@@ -55,7 +55,9 @@ class UpdatePlanner : public ::testing::Test {
 
   static void expect(const update_need& found, update_path path,
                      const std::vector<std::string>& words, bool is_dearest = true) {
-    if (is_dearest) EXPECT_EQ(found.path, path) << name_of(found.path);
+    if (is_dearest) {
+      EXPECT_EQ(found.path, path) << name_of(found.path);
+    }
     std::vector<std::string> texts;
     for (const auto& reason : found.reasons) texts.push_back(reason.text);
     std::vector<::testing::Matcher<std::string>> all;

@@ -51,7 +51,8 @@ class step_builder {
   void check_same_device(const std::string& name, const tensor_view& view) const;
   std::uint32_t group_count() const { return static_cast<std::uint32_t>(groups_.size()); }
   std::vector<plan_node> update_nodes() const;
-  plan_node statistics_node(const std::vector<plan_node>& updates, const plan_node& scaling) const;
+  plan_node statistics_node(const std::vector<plan_node>& updates, const plan_node& scaling,
+                            const step_plan& plan) const;
 
   plan_purpose purpose_;
   std::vector<group_options> groups_;
