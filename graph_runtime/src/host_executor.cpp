@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "foreign_callbacks.hpp"
 #include "pending_changes.hpp"
 #include "plan_update.hpp"
 #include "record_ring.hpp"
@@ -17,19 +18,21 @@ namespace stepgraph {
 
 /// The step block in host memory.
 struct host_executor::state {
+  std::vector<std::function<void()>> foreign;  ///< of each node
   detail::step_block_image image;
   /// The table as of the launch in progress: re-binding may change the executor's meanwhile.
   std::vector<tensor_descriptor> tensors;
   std::vector<math::adam_terms> terms;
-  math::prepared_step prepared_step;
   std::vector<math::prepared_group> prepared_groups;
   std::vector<double> totals;  ///< of the norm groups, then the zeros
   record_ring_view records;
   std::vector<setting> settings;  ///< of the launch in progress
   std::uint64_t serial = 0;       ///< of the latest batch of settings
 
-  state(const step_plan& plan, const detail::step_tables& tables, detail::step_block_image contents)
-      : image(std::move(contents)),
+  state(const step_plan& plan, const detail::step_tables& tables, detail::step_block_image contents,
+        const host_foreign_work& work)
+      : foreign(detail::callbacks_by_node(plan, work)),
+        image(std::move(contents)),
         tensors(tables.tensors),
         terms(plan.groups.size()),
         prepared_groups(plan.groups.size()),
@@ -43,7 +46,6 @@ struct host_executor::state {
     block.progress = image.progress.data();
     block.schedules = {image.schedule_segments.data(), image.schedule_table.data()};
     block.terms = terms.data();
-    block.prepared_step = &prepared_step;
     block.prepared_groups = prepared_groups.data();
     block.norms = image.norms.data();
     block.group_count = static_cast<std::uint32_t>(terms.size());
@@ -65,13 +67,14 @@ std::unique_ptr<detail::record_ring> make_ring(const step_plan& plan, std::uint6
 
 }  // namespace
 
-host_executor::host_executor(step_plan plan) : executor(std::move(plan)) {
+host_executor::host_executor(step_plan plan, host_foreign_work foreign)
+    : executor(std::move(plan)) {
   const step_plan& checked = this->plan();
   if (checked.device.kind != device_kind::host) {
     throw usage_error(fmt::format("the plan's tensors are on {}, expected host for host_executor",
                                   name_of(checked.device)));
   }
-  state_ = std::make_unique<state>(checked, tables(), detail::step_block_image(checked));
+  state_ = std::make_unique<state>(checked, tables(), detail::step_block_image(checked), foreign);
   auto records = make_ring(checked, 0);
   if (records) state_->records = records->view();
   set_records(std::move(records));
@@ -87,12 +90,13 @@ void host_executor::check_inputs(const step_plan&) const {}
 
 device_location host_executor::device() const { return {device_kind::host, 0}; }
 
-update_report host_executor::update(step_plan next) {
+update_report host_executor::update(step_plan next, std::optional<host_foreign_work> foreign) {
   const auto update = prepare_update(std::move(next));
   const bool in_place = update->need.path <= update_path::table_write;
   // Built apart and moved in: the loss scale keeps its address.
   state fresh(*update->plan, *update->tables,
-              detail::continued(state_->image, plan(), *update->plan, update->need));
+              detail::continued(state_->image, plan(), *update->plan, update->need),
+              foreign ? *foreign : detail::callbacks_by_name(plan(), state_->foreign));
   auto records = in_place ? nullptr : make_ring(*update->plan, fresh.image.scalars.launches);
   if (in_place) fresh.records = state_->records;
   if (records) fresh.records = records->view();
@@ -104,6 +108,7 @@ update_report host_executor::update(step_plan next) {
 void host_executor::launch() {
   check_ledger();
   settings_batch batch;
+  state_->settings.clear();
   if (pending().any()) {
     pending().take(state_->settings, [&](const detail::changed_parts& changed) {
       if (changed.tensors) state_->tensors = tables().tensors;
@@ -146,6 +151,15 @@ void host_executor::launch() {
         host::scale_gradients({tensors, tables().chunks.data() + chunks.first, chunks.count},
                               block);
         break;
+      case node_kind::foreign:
+        if (plan().nodes[i].only_if_applied && block.scalars->skip != 0) break;
+        try {
+          state_->foreign[i]();
+        } catch (...) {
+          if (i < plan().advance_node()) pending().give_back(state_->settings);
+          throw;
+        }
+        break;
     }
   }
 }
@@ -153,6 +167,8 @@ void host_executor::launch() {
 const float* host_executor::loss_scale_address() const noexcept {
   return &state_->image.scalars.next_loss_scale.scale;
 }
+
+double* host_executor::totals_address() noexcept { return state_->totals.data(); }
 
 step_status host_executor::status() {
   return detail::make_status(state_->image.scalars, state_->image.progress, state_->image.norms);

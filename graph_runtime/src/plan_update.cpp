@@ -1,5 +1,7 @@
 #include "plan_update.hpp"
 
+#include <algorithm>
+
 #include "stepgraph/math/advance_step.hpp"
 
 namespace stepgraph::detail {
@@ -17,6 +19,13 @@ void keep_hand_set(const group_settings& from, group_settings& to) {
 }
 
 }  // namespace
+
+void require_path(plan_update& update, update_path path, const char* reason) {
+  update.need.reasons.push_back({path, reason});
+  update.report.reasons.emplace_back(reason);
+  update.need.path = std::max(update.need.path, path);
+  update.report.path = update.need.path;
+}
 
 step_block_image continued(const step_block_image& live, const step_plan& current,
                            const step_plan& next, const update_need& need) {

@@ -23,6 +23,9 @@ struct plan_update {
   std::chrono::steady_clock::time_point started;
 };
 
+/// The update needs at least `path`, for a reason that the plans do not show.
+void require_path(plan_update& update, update_path path, const char* reason);
+
 /// The step block that continues what `live`, a block of `current`, has come to, under another
 /// plan: progress of the whole step and of every group that stays, and values set by hand unless
 /// the new plan says otherwise of them.

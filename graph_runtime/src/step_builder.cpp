@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "foreign_nodes.hpp"
 #include "option_checks.hpp"
 #include "statistics_layout.hpp"
 #include "stepgraph/error.hpp"
@@ -255,6 +256,11 @@ tensor_id step_builder::add_gradient(group_id group, std::string name, tensor_vi
   return static_cast<tensor_id>(tensors_.size() - 1);
 }
 
+void step_builder::add_foreign_work(foreign_node work) {
+  detail::check_foreign_node(work, foreign_);
+  foreign_.push_back(std::move(work));
+}
+
 void step_builder::set_options(const step_options& options) {
   detail::check_step_options(options);
   options_ = options;
@@ -294,7 +300,12 @@ step_plan step_builder::build() const {
     set_blocks(node, node.chunks * update_blocks_per_chunk, update_threads);
     plan.nodes.push_back(std::move(node));
   }
-  for (std::uint32_t i = 1; i < plan.nodes.size(); ++i) plan.edges.push_back({i - 1, i, true});
+  detail::place_foreign_nodes(plan, foreign_);
+  for (std::uint32_t i = 1; i < plan.nodes.size(); ++i) {
+    const bool kernels =
+        plan.nodes[i - 1].kind != node_kind::foreign && plan.nodes[i].kind != node_kind::foreign;
+    plan.edges.push_back({i - 1, i, kernels});
+  }
   return plan;
 }
 
@@ -328,7 +339,8 @@ plan_node step_builder::statistics_node(const std::vector<plan_node>& updates,
     group_chunks[plan.norm_group_of[tensors_[id].group]] +=
         chunk_count(tensors_[id].operands.parameter.numel);
   }
-  const std::uint32_t advancing = options_.exchange_totals ? 0 : prepare_blocks(group_count());
+  // Beside them, those that prepare the step; the first of them also gathers.
+  const std::uint32_t advancing = options_.exchange_totals ? 1 : prepare_blocks(group_count());
   set_blocks(node, detail::statistics_blocks_of(group_chunks) + advancing, statistics_threads);
   return node;
 }

@@ -64,7 +64,10 @@ bool same_edges(const step_plan& a, const step_plan& b) {
 
 std::vector<std::string> names_of_nodes(const step_plan& plan) {
   std::vector<std::string> names;
-  for (const plan_node& node : plan.nodes) names.push_back("node '" + node.name + "'");
+  for (const plan_node& node : plan.nodes) {
+    names.push_back(
+        fmt::format("node '{}'{}", node.name, node.only_if_applied ? " (only if applied)" : ""));
+  }
   return names;
 }
 

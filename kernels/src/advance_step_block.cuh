@@ -1,5 +1,6 @@
 #pragma once
 
+#include "block_message.cuh"
 #include "dependent_launch.cuh"
 #include "stepgraph/kernels/launch_shape.hpp"
 #include "stepgraph/kernels/step_block.hpp"
@@ -7,21 +8,6 @@
 
 /// Bodies that run in one thread block: the writers of the step's scalars.
 namespace stepgraph::cuda {
-
-/// Reads what another block of the same kernel may have written.
-template <class Value>
-__device__ __forceinline__ Value read_fresh(const Value* source) {
-  static_assert(sizeof(Value) % 8 == 0);
-  union {
-    unsigned long long words[sizeof(Value) / 8];
-    Value value;
-  } copy = {};
-#pragma unroll
-  for (unsigned i = 0; i < sizeof(Value) / 8; ++i) {
-    copy.words[i] = __ldcg(reinterpret_cast<const unsigned long long*>(source) + i);
-  }
-  return copy.value;
-}
 
 /// Applies the entries of a batch for groups [first_group, last_group) and, if asked, those of the
 /// whole step, unless the batch was applied before. `samples` receives a number of samples set.
@@ -48,30 +34,47 @@ __device__ __forceinline__ void apply_settings_in_block(const step_block_view& b
   }
 }
 
+/// For blocks of `prepare_threads` threads.
+inline constexpr int prepare_threads = 256;
+
+/// What the block that advances the step keeps from the first half to the second, in shared memory.
+/// Bytes, because shared memory takes no constructors.
+struct advance_memory {
+  alignas(16) unsigned char scalars_bytes[sizeof(step_scalars)];
+  alignas(16) unsigned char settings_bytes[sizeof(step_settings)];
+  alignas(16) unsigned char prepared_bytes[sizeof(math::prepared_step)];
+  double parts[4][groups_per_prepare_block];  ///< of each group, see below
+  std::uint64_t samples;
+
+  __device__ step_scalars& scalars() { return reinterpret_cast<step_scalars&>(scalars_bytes); }
+  __device__ step_settings& settings() { return reinterpret_cast<step_settings&>(settings_bytes); }
+  __device__ math::prepared_step& prepared() {
+    return reinterpret_cast<math::prepared_step&>(prepared_bytes);
+  }
+};
+
 /// The first half of the advance, for `groups_per_prepare_block` groups a block: applies the
-/// settings and prepares the groups, in block 0 also the step. For blocks of `prepare_threads`
-/// threads.
+/// settings and prepares the groups, in block 0 also the step. Returns group number threadIdx.x of
+/// the block in the threads that have one; blocks other than 0 leave theirs in memory.
 ///
 /// The bias corrections and the schedules of a group are computed by different warps, so that a
 /// short list of groups costs the longest of them and not their sum.
-inline constexpr int prepare_threads = 256;
-
-__device__ __forceinline__ void prepare_step_in_block(const step_block_view& block,
-                                                      const settings_batch& settings,
-                                                      std::uint32_t index) {
+__device__ __forceinline__ math::prepared_group prepare_step_in_block(
+    const step_block_view& block, const settings_batch& settings, std::uint32_t index,
+    advance_memory& memory) {
   constexpr int lanes = static_cast<int>(groups_per_prepare_block);
   static_assert(prepare_threads == 4 * lanes);
-  __shared__ double parts[4][lanes];
-  __shared__ std::uint64_t samples;
   const std::uint32_t first = index * groups_per_prepare_block;
-  if (threadIdx.x == 0) samples = block.scalars->samples;
+  if (threadIdx.x == 0) memory.samples = block.scalars->samples;
   if (settings.serial != 0) {
     __syncthreads();
-    apply_settings_in_block(block, settings, first, first + lanes, index == 0, samples);
+    apply_settings_in_block(block, settings, first, first + lanes, index == 0, memory.samples);
   }
   __syncthreads();
   if (index == 0 && threadIdx.x == prepare_threads - 1) {
-    *block.prepared_step = math::prepare_step(*block.step, *block.scalars);
+    memory.scalars() = *block.scalars;
+    memory.settings() = *block.step;
+    memory.prepared() = math::prepare_step(memory.settings(), memory.scalars());
   }
   const int part = static_cast<int>(threadIdx.x) / lanes;
   const int lane = static_cast<int>(threadIdx.x) % lanes;
@@ -82,37 +85,38 @@ __device__ __forceinline__ void prepare_step_in_block(const step_block_view& blo
     if (part < 2) {
       // One call for both, so that the curves are in the code once.
       const bool rate = part == 0;
-      parts[part][lane] = math::next_value(
-          rate ? mine.learning_rate_input : mine.weight_decay_input,
-          rate ? mine.learning_rate_schedule : mine.weight_decay_schedule,
-          rate ? mine.learning_rate : mine.weight_decay, block.schedules, progress.step, samples);
+      memory.parts[part][lane] =
+          math::next_value(rate ? mine.learning_rate_input : mine.weight_decay_input,
+                           rate ? mine.learning_rate_schedule : mine.weight_decay_schedule,
+                           rate ? mine.learning_rate : mine.weight_decay, block.schedules,
+                           progress.step, memory.samples);
     } else {
       const double beta = part == 2 ? mine.beta1 : mine.beta2;
-      parts[part][lane] = math::next_bias_correction(mine, beta, progress);
+      memory.parts[part][lane] = math::next_bias_correction(mine, beta, progress);
     }
   }
   __syncthreads();
+  math::prepared_group prepared;
   if (part == 0 && group < block.group_count) {
-    block.prepared_groups[group] =
-        math::prepare_group(block.groups[group], block.progress[group], parts[0][lane],
-                            parts[1][lane], parts[2][lane], parts[3][lane]);
+    prepared =
+        math::prepare_group(block.groups[group], block.progress[group], memory.parts[0][lane],
+                            memory.parts[1][lane], memory.parts[2][lane], memory.parts[3][lane]);
+    if (index != 0) block.prepared_groups[group] = prepared;
   }
+  return prepared;
 }
 
-/// Counts the blocks of the launch that have finished; true in every thread of the last one, which
-/// then sees what the others wrote.
-__device__ __forceinline__ bool is_last_block(std::uint32_t* arrivals) {
-  __shared__ bool is_last;
+/// The first half in blocks other than 0, which then tell block 0.
+__device__ __forceinline__ void prepare_groups_for_block_0(const step_block_view& block,
+                                                           const settings_batch& settings,
+                                                           block_message* messages,
+                                                           advance_memory& memory) {
+  const std::uint32_t tag = message_tag(block);
+  prepare_step_in_block(block, settings, blockIdx.x, memory);
   __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    // atomicInc wraps to zero at the last arrival, which leaves the counter ready for the next
-    // replay.
-    is_last = atomicInc(arrivals, gridDim.x - 1) == gridDim.x - 1;
-    __threadfence();
-  }
-  __syncthreads();
-  return is_last;
+  if (threadIdx.x != 0) return;
+  __threadfence();
+  send(messages + blockIdx.x - 1, tag, {});
 }
 
 /// Writes the step's record; see record_slot for the order. `scalars` are those of the step; every
@@ -135,56 +139,42 @@ __device__ __forceinline__ void write_record_in_block(const step_block_view& blo
   }
 }
 
-/// What the second half starts from, in the threads that have something to write.
-struct finish_inputs {
-  bool works = false;
-  step_settings settings;
-  math::prepared_step prepared;
-  step_scalars scalars;
-  math::prepared_group group;  ///< number threadIdx.x, if there is one
-};
-
-__device__ __forceinline__ finish_inputs read_finish_inputs(const step_block_view& block) {
-  finish_inputs inputs;
-  inputs.works =
-      threadIdx.x == 0 || threadIdx.x < block.group_count || threadIdx.x < block.norm_group_count;
-  if (!inputs.works) return inputs;
-  inputs.settings = read_fresh(block.step);
-  inputs.prepared = read_fresh(block.prepared_step);
-  inputs.scalars = read_fresh(block.scalars);
-  if (threadIdx.x < block.group_count) {
-    inputs.group = read_fresh(block.prepared_groups + threadIdx.x);
-  }
-  return inputs;
-}
-
-/// The second half: publishes the scalars and, unless the step is skipped, the terms of every
-/// group; writes the record. `statistics` is valid in every thread; `total_of(i)` is the total of
-/// norm group i. A block barrier lies between the reading of `inputs` and the call.
+/// The second half, in block 0: publishes the scalars and, unless the step is skipped, the terms of
+/// every group; writes the record. `mine` is what the first half returned; `statistics` is valid in
+/// every thread; `total_of(i)` is the total of norm group i.
 template <class TotalOf>
-__device__ __forceinline__ void finish_step_in_block(const step_block_view& block,
-                                                     const settings_batch& settings,
-                                                     const gradient_statistics& statistics,
-                                                     TotalOf&& total_of, finish_inputs& inputs) {
-  step_scalars& scalars = inputs.scalars;
-  if (inputs.works) {
-    // Every thread takes the same few decisions, which is faster than telling it.
-    if (settings.serial != 0) scalars.settings_serial = settings.serial;
-    math::finish_step(inputs.settings, inputs.prepared, statistics, scalars);
-    if (threadIdx.x == 0) *block.scalars = scalars;
-    if (scalars.skip == 0) {
-      for (std::uint32_t group = threadIdx.x; group < block.group_count; group += blockDim.x) {
-        if (group != threadIdx.x) inputs.group = read_fresh(block.prepared_groups + group);
-        block.terms[group] = math::finish_group(inputs.group, scalars);
-        block.progress[group] = inputs.group.progress;
-      }
+__device__ __forceinline__ void finish_step_in_block(
+    const step_block_view& block, const settings_batch& settings,
+    const gradient_statistics& statistics, TotalOf&& total_of, const math::prepared_group& mine,
+    block_message* messages, advance_memory& memory) {
+  const std::uint32_t preparing = prepare_blocks(block.group_count);
+  if (preparing > 1) {
+    const std::uint32_t tag = static_cast<std::uint32_t>(memory.scalars().launches) + 1u;
+    for (std::uint32_t i = threadIdx.x; i < preparing - 1; i += blockDim.x) {
+      receive(messages + i, tag);
     }
-    for (std::uint32_t i = threadIdx.x; i < block.norm_group_count; i += blockDim.x) {
-      block.norms[i] = statistics.measured != 0
-                           ? math::norm_of_total(inputs.settings.norm, total_of(i),
-                                                 inputs.prepared.inverse_scale)
-                           : 0.0;
+    __threadfence();
+  }
+  __syncthreads();
+  // Every thread takes the same few decisions, which is faster than telling it.
+  const math::prepared_step& prepared = memory.prepared();
+  step_scalars scalars = memory.scalars();
+  if (settings.serial != 0) scalars.settings_serial = settings.serial;
+  math::finish_step(memory.settings(), prepared, statistics, scalars);
+  if (scalars.skip == 0) {
+    for (std::uint32_t group = threadIdx.x; group < block.group_count; group += blockDim.x) {
+      const math::prepared_group next =
+          group < groups_per_prepare_block ? mine : block.prepared_groups[group];
+      block.terms[group] = math::finish_group(next, scalars);
+      block.progress[group] = next.progress;
     }
+  }
+  if (threadIdx.x == 0) *block.scalars = scalars;
+  for (std::uint32_t i = threadIdx.x; i < block.norm_group_count; i += blockDim.x) {
+    block.norms[i] =
+        block.norm_group_count == 1 || statistics.measured == 0
+            ? scalars.grad_norm
+            : math::norm_of_total(memory.settings().norm, total_of(i), prepared.inverse_scale);
   }
   if (block.records.slots != nullptr) write_record_in_block(block, scalars);
 }

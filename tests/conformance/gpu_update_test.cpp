@@ -187,6 +187,49 @@ TEST_F(GpuUpdate, SettingsFollowTheNodeThatAdvancesTheStep) {
   EXPECT_EQ(executor->status().groups[0].learning_rate, 0.3);
 }
 
+TEST_F(GpuUpdate, ForeignWorkIsCapturedAgainByTheWholeGraph) {
+  const device_buffer<float> touched(std::vector<float>{1.0f});
+  const auto with_hook = [&](bool grown) {
+    step_builder builder;
+    builder.add_group({.name = "plain", .learning_rate = 0.1});
+    builder.add_tensor(0, memory->first.operands("first"));
+    if (grown) builder.add_tensor(0, memory->second.operands("second"));
+    builder.add_foreign_work({.name = "hook", .node = "advance_step"});
+    return builder.build();
+  };
+  int captures = 0;
+  const foreign_work hook = {{"hook", [&](const foreign_context& context) {
+                                ++captures;
+                                check(cudaMemsetAsync(touched.data(), 0, 4, context.stream));
+                              }}};
+  cudaStream_t const stream = memory->stream.get();
+  graph_executor run(with_hook(false), stream, hook);
+  run.launch(stream);
+  expect_error<update_error>([&] { run.update(with_hook(true), node_parameters, stream); },
+                             {"graph_update", "node_parameters"});
+  EXPECT_GE(run.update(with_hook(true), instantiate, stream).path, graph_update);
+  EXPECT_GE(captures, 2);
+  touched.write(std::vector<float>{1.0f});
+  run.launch(stream);
+  memory->stream.synchronize();
+  EXPECT_EQ(touched.read()[0], 0.0f);
+  expect_updates(memory->first, 2);
+  expect_updates(memory->second, 1);
+  run.set_learning_rate(0, 0.2);
+  run.launch(stream);
+  memory->stream.synchronize();
+  expect_updates(memory->first, 4);
+
+  int fresh = 0;
+  const update_report report =
+      run.update(with_hook(true), instantiate, stream,
+                 foreign_work{{"hook", [&](const foreign_context&) { ++fresh; }}});
+  EXPECT_GE(report.path, graph_update);
+  EXPECT_EQ(fresh, 1);
+  run.launch(stream);
+  EXPECT_EQ(run.status().step, 4u);
+}
+
 TEST_F(GpuUpdate, A25_AnotherTopologyIsRefusedByTheDriverAndInstantiatedOnce) {
   launch();
   draft next = before;

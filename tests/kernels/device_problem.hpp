@@ -54,7 +54,6 @@ class device_block {
         groups_(block.groups),
         progress_(block.progress),
         terms_(block.terms),
-        prepared_step_(1),
         prepared_groups_(block.groups.size()),
         norms_(block.norms),
         segments_(block.segments),
@@ -69,7 +68,6 @@ class device_block {
     view.progress = progress_.data();
     view.schedules = {segments_.data(), schedule_table_.data()};
     view.terms = terms_.data();
-    view.prepared_step = prepared_step_.data();
     view.prepared_groups = prepared_groups_.data();
     view.norms = norms_.data();
     view.records = records_;
@@ -95,7 +93,6 @@ class device_block {
   device_buffer<group_settings> groups_;
   device_buffer<group_progress> progress_;
   device_buffer<math::adam_terms> terms_;
-  device_buffer<math::prepared_step> prepared_step_;
   device_buffer<math::prepared_group> prepared_groups_;
   device_buffer<double> norms_;
   device_buffer<schedule_segment> segments_;
@@ -103,17 +100,17 @@ class device_block {
   record_ring_view records_;
 };
 
+/// The messages of the launches of one step block.
 class device_workspace {
  public:
-  explicit device_workspace(std::uint64_t chunks = 0)
-      : partials_(statistics_blocks(chunks)), arrivals_(std::vector<std::uint32_t>{0}) {}
+  explicit device_workspace(std::uint64_t chunks = 0, std::uint32_t groups = 1024)
+      : messages_(
+            std::vector<cuda::block_message>(statistics_blocks(chunks) + prepare_blocks(groups))) {}
 
-  cuda::grad_stats_workspace view() const { return {partials_.data(), arrivals_.data()}; }
-  std::uint32_t* arrivals() const { return arrivals_.data(); }
+  cuda::block_message* view() const { return messages_.data(); }
 
  private:
-  device_buffer<partial_statistics> partials_;
-  device_buffer<std::uint32_t> arrivals_;
+  device_buffer<cuda::block_message> messages_;
 };
 
 template <class T>

@@ -39,15 +39,16 @@ class GpuStatistics : public test::launcher_test {
     const device_block together(block);
     const device_block apart(block);
     const device_workspace workspace(on_host.chunk_count);
+    const device_workspace workspace_apart(on_host.chunk_count);
     const device_buffer<double> totals(on_host.norm_group_count + 1);
     for (int step = 0; step < 3; ++step) {
       test::measure_and_advance(block, on_host, {}, options.count_zeros);
       check(cuda::launch_grad_stats(on_device, options, workspace.view(), together.view(), {},
                                     launch_order::full, stream().get()));
       test::expect_same_block(together.read(), block);
-      check(cuda::launch_grad_totals(on_device, options, workspace.view(), totals.data(),
-                                     launch_order::full, stream().get()));
-      check(cuda::launch_advance_step(apart.view(), {}, totals.data(), workspace.arrivals(),
+      check(cuda::launch_grad_totals(on_device, options, workspace_apart.view(), apart.view(),
+                                     totals.data(), launch_order::full, stream().get()));
+      check(cuda::launch_advance_step(apart.view(), {}, totals.data(), workspace_apart.view(),
                                       launch_order::programmatic, stream().get()));
       test::expect_same_block(apart.read(), block);
       EXPECT_EQ(totals.read().back(), static_cast<double>(block.scalars.zeros));

@@ -25,7 +25,7 @@ class GpuStep : public test::launcher_test {
  protected:
   void advance(const device_block& block, const settings_batch& settings, const double* totals) {
     if (!workspace_) workspace_.emplace();
-    check(cuda::launch_advance_step(block.view(), settings, totals, workspace_->arrivals(),
+    check(cuda::launch_advance_step(block.view(), settings, totals, workspace_->view(),
                                     launch_order::full, stream().get()));
   }
 

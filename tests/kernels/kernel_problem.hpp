@@ -99,7 +99,6 @@ struct host_block {
   std::vector<group_settings> groups;
   std::vector<group_progress> progress;
   std::vector<math::adam_terms> terms;
-  math::prepared_step prepared_step;
   std::vector<math::prepared_group> prepared_groups;
   std::vector<double> norms;
   std::vector<schedule_segment> segments;
@@ -128,7 +127,6 @@ struct host_block {
     view.progress = progress.data();
     view.schedules = {segments.data(), schedule_table.data()};
     view.terms = terms.data();
-    view.prepared_step = &prepared_step;
     view.prepared_groups = prepared_groups.data();
     view.norms = norms.data();
     view.records = records;

@@ -185,6 +185,34 @@ TEST_F(HostUpdate, RefusedPlanLeavesEverythingAsItWas) {
   EXPECT_EQ(executor.status().groups[0].learning_rate, 0.05);
 }
 
+TEST_F(HostUpdate, ForeignWorkGoesOnOrIsGivenAnew) {
+  const auto with_hook = [&](bool grown) {
+    step_builder builder;
+    builder.add_group({.name = "a"});
+    builder.add_tensor(0, x.operands("x"));
+    if (grown) builder.add_tensor(0, y.operands("y"));
+    builder.add_foreign_work({.name = "hook", .node = "advance_step"});
+    return builder.build();
+  };
+  int first = 0;
+  int second = 0;
+  host_executor run(with_hook(false), {{"hook", [&] { ++first; }}});
+  run.launch();
+  run.update(with_hook(true));
+  run.launch();
+  EXPECT_EQ(first, 2);
+  run.update(with_hook(true), host_foreign_work{{"hook", [&] { ++second; }}});
+  run.launch();
+  EXPECT_EQ(first, 2);
+  EXPECT_EQ(second, 1);
+  // A plan without a place for it takes other callbacks too.
+  expect_error<usage_error>([&] { run.update(plan(two_groups())); }, {"hook"});
+  run.update(plan(two_groups()), host_foreign_work{});
+  run.launch();
+  EXPECT_EQ(second, 1);
+  EXPECT_EQ(run.status().step, 4u);
+}
+
 TEST_F(HostUpdate, SettersOfAnotherThreadNeverMeetHalfAnUpdate) {
   std::atomic<bool> stop = false;
   std::thread setter([&] {

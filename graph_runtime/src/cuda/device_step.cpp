@@ -11,6 +11,7 @@
 #include "stepgraph/cuda/check.hpp"
 #include "stepgraph/error.hpp"
 #include "stepgraph/kernels/launch_shape.hpp"
+#include "trace.hpp"
 
 namespace stepgraph::cuda {
 namespace {
@@ -55,15 +56,6 @@ int cuda_device_of(const step_plan& plan) {
     return current;
   }
   return plan.device.index;
-}
-
-std::size_t find_settings_node(const step_plan& plan) {
-  const auto advances = [&](const plan_node& node) {
-    return node.kind == node_kind::advance_step ||
-           (node.kind == node_kind::grad_stats && !plan.options.exchange_totals);
-  };
-  return static_cast<std::size_t>(std::find_if(plan.nodes.begin(), plan.nodes.end(), advances) -
-                                  plan.nodes.begin());
 }
 
 void check_all_memory(const step_plan& plan, int device) {
@@ -139,7 +131,8 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
 
   const std::size_t groups = image.groups.size();
   const std::size_t norm_groups = image.norms.size();
-  const std::size_t partials = statistics_blocks(tables.statistics_chunk_count());
+  const std::size_t messages = statistics_blocks(tables.statistics_chunk_count()) +
+                               prepare_blocks(static_cast<std::uint32_t>(groups)) - 1;
   arena_layout layout;
   const auto scalars = layout.reserve<step_scalars>(1);
   const auto step = layout.reserve<step_settings>(1);
@@ -149,20 +142,19 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   const auto norms = layout.reserve<double>(norm_groups);
   const auto segments = layout.reserve<schedule_segment>(image.schedule_segments.size());
   const auto schedule_table = layout.reserve<double>(image.schedule_table.size());
-  const auto arrivals = layout.reserve<std::uint32_t>(1);
   const auto tensor_arrivals = layout.reserve<std::uint32_t>(tables.tensors.size());
   const auto tensors = layout.reserve<tensor_descriptor>(tables.tensors.size());
   const auto chunks = layout.reserve<chunk_descriptor>(tables.chunks.size());
   const auto statistics_chunks = layout.reserve<chunk_descriptor>(tables.statistics_chunks.size());
   const auto norm_group_ends = layout.reserve<std::uint32_t>(tables.norm_group_ends.size());
+  const auto messages_at = layout.reserve<block_message>(messages);
   const std::size_t uploaded = layout.size();
-  const auto prepared_step = layout.reserve<math::prepared_step>(1);
   const auto prepared_groups = layout.reserve<math::prepared_group>(groups);
   const auto totals = layout.reserve<double>(norm_groups + 1);
-  const auto partials_at = layout.reserve<partial_statistics>(partials);
+  const auto steps_left = layout.reserve<std::uint32_t>(1);
   memory_ = allocate_device(layout.size());
 
-  // The upload's source: zero where nothing is written, as the arrival counters must be.
+  // The upload's source: zero where nothing is written, as arrival counters and messages must be.
   std::vector<std::byte> staged(uploaded);
   const auto stage = [&]<class Element>(arena_place<Element> place,
                                         const std::vector<Element>& source) {
@@ -192,7 +184,6 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   block_.progress = progress.in(base);
   block_.schedules = {segments.in(base), schedule_table.in(base)};
   block_.terms = terms.in(base);
-  block_.prepared_step = prepared_step.in(base);
   block_.prepared_groups = prepared_groups.in(base);
   block_.norms = norms.in(base);
   block_.group_count = static_cast<std::uint32_t>(groups);
@@ -203,8 +194,13 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   norm_group_ends_ = norm_group_ends.in(base);
   tensor_arrivals_ = tensor_arrivals.in(base);
   totals_ = totals.in(base);
-  workspace_ = {partials_at.in(base), arrivals.in(base)};
-  settings_node_ = find_settings_node(plan);
+  messages_ = messages_at.in(base);
+  steps_left_ = steps_left.in(base);
+  settings_node_ = plan.advance_node();
+  orders_.assign(plan.nodes.size(), launch_order::full);
+  for (const plan_edge& edge : plan.edges) {
+    if (edge.programmatic) orders_[edge.to] = launch_order::programmatic;
+  }
   make_record_ring(image.scalars.launches);
 }
 
@@ -229,11 +225,15 @@ device_step::~device_step() {
   static_cast<void>(cudaGetLastError());
 }
 
-void device_step::enqueue(std::size_t node, const settings_batch& settings,
+foreign_context device_step::context_on(cudaStream_t stream) const noexcept {
+  return {stream, totals_, &block_.scalars->next_loss_scale.scale};
+}
+
+void device_step::enqueue(std::size_t node, const settings_batch& settings, launch_order order,
                           cudaStream_t stream) const {
   const plan_node& planned = plan_.nodes[node];
+  const trace_range range(planned.name.c_str());
   const tensor_table_view table = tables_.view_of_node(node, tensors_, chunks_, tensor_arrivals_);
-  const launch_order order = node == 0 ? launch_order::full : launch_order::programmatic;
   cudaError_t status = cudaSuccess;
   switch (planned.kind) {
     case node_kind::grad_stats: {
@@ -242,14 +242,14 @@ void device_step::enqueue(std::size_t node, const settings_batch& settings,
       const statistics_options options = detail::make_statistics_options(plan_.options);
       status =
           plan_.options.exchange_totals
-              ? launch_grad_totals(statistics, options, workspace_, totals_, order, stream)
-              : launch_grad_stats(statistics, options, workspace_, block_, settings, order, stream);
+              ? launch_grad_totals(statistics, options, messages_, block_, totals_, order, stream)
+              : launch_grad_stats(statistics, options, messages_, block_, settings, order, stream);
       break;
     }
     case node_kind::advance_step:
       status =
           launch_advance_step(block_, settings, plan_.options.exchange_totals ? totals_ : nullptr,
-                              workspace_.arrivals, order, stream);
+                              messages_, order, stream);
       break;
     case node_kind::update:
       status = launch_update(planned.signature, table, block_,
@@ -259,6 +259,8 @@ void device_step::enqueue(std::size_t node, const settings_batch& settings,
       status = launch_scale_gradients({table.tensors, table.chunks, table.chunk_count}, block_,
                                       order, stream);
       break;
+    case node_kind::foreign:
+      throw usage_error(fmt::format("foreign work '{}' is no kernel of the step", planned.name));
   }
   check(status, planned.name.c_str());
 }

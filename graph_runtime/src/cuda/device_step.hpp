@@ -9,6 +9,7 @@
 #include "../record_ring.hpp"
 #include "../step_tables.hpp"
 #include "pinned_pool.hpp"
+#include "stepgraph/cuda/foreign_work.hpp"
 #include "stepgraph/cuda/handles.hpp"
 #include "stepgraph/executor.hpp"
 #include "stepgraph/kernels/cuda_launch.hpp"
@@ -30,8 +31,15 @@ class device_step {
 
   int device() const noexcept { return device_; }
 
-  /// Enqueues plan node `node` onto `stream`; only settings_node() looks at `settings`.
-  void enqueue(std::size_t node, const settings_batch& settings, cudaStream_t stream) const;
+  /// Enqueues plan node `node`, one of the step's own, onto `stream`; only settings_node() looks at
+  /// `settings`.
+  void enqueue(std::size_t node, const settings_batch& settings, launch_order order,
+               cudaStream_t stream) const;
+  /// How `node` follows the node before it, by the plan's edges.
+  launch_order order_of(std::size_t node) const noexcept { return orders_[node]; }
+
+  /// What foreign work gets that belongs onto `stream`.
+  foreign_context context_on(cudaStream_t stream) const noexcept;
 
   /// Changes on their way to a launch.
   struct delivery {
@@ -69,6 +77,8 @@ class device_step {
   const step_block_view& block() const noexcept { return block_; }
   /// The totals that foreign work combines over devices: see step_options::exchange_totals.
   double* totals() const noexcept { return totals_; }
+  /// The steps that a launch of several still has to run, in device memory.
+  std::uint32_t* steps_left() const noexcept { return steps_left_; }
   /// The node that carries settings: the one that advances the step.
   std::size_t settings_node() const noexcept { return settings_node_; }
   /// The ring that the step writes, for the executor to keep; null if there is none.
@@ -92,12 +102,14 @@ class device_step {
   std::uint32_t* norm_group_ends_ = nullptr;
   std::uint32_t* tensor_arrivals_ = nullptr;
   double* totals_ = nullptr;
-  grad_stats_workspace workspace_;
+  block_message* messages_ = nullptr;
+  std::uint32_t* steps_left_ = nullptr;
   std::unique_ptr<detail::record_ring> records_;
   pinned_pool pool_;
   std::vector<setting> taken_;  ///< settings of the latest `take`
   std::uint64_t serial_ = 0;
   std::size_t settings_node_ = 0;
+  std::vector<launch_order> orders_;  ///< of each node
 };
 
 /// Throws usage_error unless `data` is memory of `device`.

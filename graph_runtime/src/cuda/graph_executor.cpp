@@ -10,10 +10,13 @@
 #include "stepgraph/cuda/capture_scope.hpp"
 #include "stepgraph/cuda/check.hpp"
 #include "stepgraph/error.hpp"
+#include "trace.hpp"
 
 namespace stepgraph {
 
 struct graph_executor::state {
+  foreign_work foreign;  ///< goes last, when no launch can need what it holds
+  graph_options options;
   cuda::device_step step;
   std::shared_ptr<const cuda::step_graph> graph;
   cuda::settings_carrier carrier;  ///< of the graph, until it becomes an executable
@@ -23,16 +26,20 @@ struct graph_executor::state {
 
   /// Captured, not instantiated.
   state(const step_plan& plan, const detail::step_tables& tables,
-        const detail::step_block_image& image, cudaStream_t stream)
-      : step(plan, tables, image, stream),
-        graph(std::make_shared<const cuda::step_graph>(plan, step)),
-        carrier(graph->nodes()[step.settings_node()], plan.nodes[step.settings_node()].kind) {}
+        const detail::step_block_image& image, cudaStream_t stream, foreign_work work,
+        const graph_options& how)
+      : foreign(std::move(work)),
+        options(how),
+        step(plan, tables, image, stream),
+        graph(std::make_shared<const cuda::step_graph>(plan, step, foreign, options)),
+        carrier(graph->carrier()) {}
 };
 
-graph_executor::graph_executor(step_plan plan, cudaStream_t stream)
+graph_executor::graph_executor(step_plan plan, cudaStream_t stream, foreign_work foreign,
+                               graph_options options)
     : executor(std::move(plan)),
       state_(std::make_unique<state>(this->plan(), tables(), detail::step_block_image(this->plan()),
-                                     stream)) {
+                                     stream, std::move(foreign), options)) {
   const cuda::device_guard guard(state_->step.device());
   state_->executable.emplace(state_->graph, state_->carrier, stream);
   set_records(state_->step.take_record_ring());
@@ -59,20 +66,26 @@ void graph_executor::check_not_released() const {
   if (!state_) throw usage_error("the executor was released");
 }
 
-update_report graph_executor::update(step_plan next, update_path ceiling, cudaStream_t stream) {
+update_report graph_executor::update(step_plan next, update_path ceiling, cudaStream_t stream,
+                                     std::optional<foreign_work> foreign) {
   check_not_released();
+  const cuda::trace_range range("stepgraph update");
   const cuda::device_guard guard(state_->step.device());
   if (cuda::is_capturing(stream)) {
     throw capture_error("an executor cannot be updated on a stream that is being captured");
   }
   const auto update = prepare_update(std::move(next));
+  if (foreign) {
+    detail::require_path(*update, update_path::graph_update, "the callbacks are given anew");
+  }
   check_ceiling(*update, ceiling);
   if (update->need.path <= update_path::table_write) return commit_in_place(*update);
 
   // The new step stands completely before anything of the old one is touched.
   auto fresh = std::make_unique<state>(
       *update->plan, *update->tables,
-      detail::continued(state_->step.read_block(), plan(), *update->plan, update->need), stream);
+      detail::continued(state_->step.read_block(), plan(), *update->plan, update->need), stream,
+      foreign ? std::move(*foreign) : state_->foreign, state_->options);
   // Launches are not bound to `stream`.
   STEPGRAPH_CUDA_CHECK(cudaStreamSynchronize(stream));
   drain_records();
@@ -96,6 +109,7 @@ update_report graph_executor::update(step_plan next, update_path ceiling, cudaSt
 void graph_executor::launch(cudaStream_t stream) {
   check_not_released();
   check_ledger();
+  const cuda::trace_range range("stepgraph step");
   const cuda::device_guard guard(state_->step.device());
   if (cuda::is_capturing(stream)) {
     throw capture_error(
@@ -152,15 +166,7 @@ void graph_executor::release() {
 
 std::vector<graph_node_info> graph_executor::nodes() const {
   check_not_released();
-  std::vector<graph_node_info> result;
-  for (std::size_t i = 0; i < state_->graph->nodes().size(); ++i) {
-    cudaKernelNodeParams parameters = {};
-    STEPGRAPH_CUDA_CHECK(cudaGraphKernelNodeGetParams(state_->graph->nodes()[i], &parameters));
-    const char* function = nullptr;
-    STEPGRAPH_CUDA_CHECK(cudaFuncGetName(&function, parameters.func));
-    result.push_back({plan().nodes[i].name, function, parameters.gridDim.x, parameters.blockDim.x});
-  }
-  return result;
+  return state_->graph->describe(plan());
 }
 
 std::uint64_t graph_executor::instantiations() const noexcept {

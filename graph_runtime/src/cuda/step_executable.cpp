@@ -10,12 +10,6 @@
 namespace stepgraph::cuda {
 namespace {
 
-unique_graph_exec instantiate(const step_graph& graph) {
-  cudaGraphExec_t handle = nullptr;
-  STEPGRAPH_CUDA_CHECK(cudaGraphInstantiate(&handle, graph.get(), 0));
-  return unique_graph_exec(handle);
-}
-
 /// Whether every node is a kernel that a node of the plan became: then parameters are all that can
 /// differ between two graphs of one shape.
 bool holds_kernels_alone(const step_graph& graph) {
@@ -64,7 +58,7 @@ step_executable::step_executable(std::shared_ptr<const step_graph> graph, settin
                                  cudaStream_t stream)
     : graph_(std::move(graph)),
       origin_(graph_),
-      executable_(instantiate(*graph_)),
+      executable_(graph_->instantiate()),
       carrier_(std::move(carrier)),
       carrier_node_(carrier_.node()),
       instantiations_(1) {
@@ -141,12 +135,11 @@ void step_executable::restore() noexcept {
   static_cast<void>(cudaGetLastError());
   // Rather none than one that is half of another plan.
   executable_.reset();
-  cudaGraphExec_t handle = nullptr;
-  if (cudaGraphInstantiate(&handle, graph_->get(), 0) != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());
+  try {
+    executable_ = graph_->instantiate();
+  } catch (const error&) {
     return;
   }
-  executable_ = unique_graph_exec(handle);
   origin_ = graph_;
   carrier_node_ = carrier_.node();
   carrier_.aim_at(carrier_node_);
@@ -189,7 +182,7 @@ void step_executable::follow(std::shared_ptr<const step_graph> next, settings_ca
                                      stepgraph::name_of(left), stepgraph::name_of(ceiling),
                                      reasons));
     }
-    unique_graph_exec fresh = instantiate(*next);
+    unique_graph_exec fresh = next->instantiate();
     executable_ = std::move(fresh);
     origin_ = next;
     ++instantiations_;

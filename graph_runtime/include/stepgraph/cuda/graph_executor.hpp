@@ -3,20 +3,40 @@
 #include <cuda_runtime_api.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "stepgraph/cuda/foreign_work.hpp"
 #include "stepgraph/executor.hpp"
 
 namespace stepgraph {
 
-/// A node of an instantiated graph.
+/// A node of the plan as it was captured.
 struct graph_node_info {
-  std::string name;      ///< of the plan node
-  std::string function;  ///< kernel symbol, mangled
+  std::string name;  ///< of the plan node
+  node_kind kind = node_kind::update;
+  std::string function;  ///< kernel symbol, mangled; empty for foreign work
   std::uint32_t blocks = 0;
   std::uint32_t threads = 0;
+  bool programmatic = false;      ///< may start its prologue before the node before it has finished
+  bool only_if_applied = false;   ///< foreign work in the body of a conditional node
+  std::uint32_t graph_nodes = 0;  ///< that it became: 1, or what foreign work enqueued
 };
+
+/// How a plan becomes a graph.
+struct graph_options {
+  /// Steps that one launch runs one after the other, foreign work included, which is what renews
+  /// the gradients between them. More than one makes the step the body of a loop on the device: the
+  /// limits of conditional bodies hold for all foreign work (kernels, copies, memsets, child
+  /// graphs), and kernels do not overlap their predecessors. Values set by hand reach the first
+  /// step of the next launch; each step writes its record.
+  std::uint32_t steps_per_launch = 1;
+};
+
+/// Whether the driver has conditional graph nodes (CUDA 12.4): what `only_if_applied` and several
+/// steps a launch need.
+bool conditional_nodes_supported();
 
 /// Runs a plan as an instantiated CUDA graph: one launch a step, whatever the number of tensors and
 /// groups. Move-only owner of the graph, the executable and the device memory of the step.
@@ -26,17 +46,25 @@ class graph_executor final : public executor {
   /// threads may use CUDA meanwhile), instantiates and uploads the graph, and copies the step's
   /// scalars and tables to the device of the plan's tensors, in the order of `stream`. No step
   /// runs. Refuses what `stream_executor` refuses.
-  graph_executor(step_plan plan, cudaStream_t stream);
+  ///
+  /// Foreign work is called meanwhile, on the capturing stream; what it throws passes on, after the
+  /// capture has been ended and everything freed. Throws usage_error for callbacks that are not
+  /// those of the plan, steps_per_launch of 0 and a driver without the conditional nodes that are
+  /// asked for, and capture_error, with the name, for foreign work that does what cannot be
+  /// captured.
+  graph_executor(step_plan plan, cudaStream_t stream, foreign_work foreign = {},
+                 graph_options options = {});
   /// Waits for the launches made so far, so that the tensors may be freed next. Not to be destroyed
   /// while a stream of the same thread is being captured.
   ~graph_executor() override;
   graph_executor(graph_executor&&) noexcept;
   graph_executor& operator=(graph_executor&&) noexcept;
 
-  /// Launches one step onto `stream`. Never blocks, with one exception: operands re-bound since the
-  /// last launch and a stream other than the last launch's make it wait for the device. Launches of
-  /// one executor run one after the other, on whatever streams. Refused on a stream that is being
-  /// captured (capture_error): there, use a `stream_executor`.
+  /// Launches one step, or steps_per_launch of them, onto `stream`. Never blocks, with one
+  /// exception: operands re-bound since the last launch and a stream other than the last launch's
+  /// make it wait for the device. Launches of one executor run one after the other, on whatever
+  /// streams. Refused on a stream that is being captured (capture_error): there, use a
+  /// `stream_executor`.
   void launch(cudaStream_t stream);
 
   /// Goes on with another plan: the launches after it run its step, those before it are not
@@ -55,7 +83,12 @@ class graph_executor final : public executor {
   /// usage_error for what the constructor refuses; capture_error on a stream that is being
   /// captured. Then, and after any other error, plan, state and executable are as they were and the
   /// next launch runs them.
-  update_report update(step_plan next, update_path ceiling, cudaStream_t stream);
+  ///
+  /// Foreign work is captured again beyond `table_write`, with the callbacks of before or, where
+  /// they are given, those of `foreign`, which take `graph_update` at least. Graphs that hold
+  /// anything but the step's own kernels cannot be updated node by node.
+  update_report update(step_plan next, update_path ceiling, cudaStream_t stream,
+                       std::optional<foreign_work> foreign = {});
 
   /// Waits for the device.
   step_status status() override;
@@ -72,7 +105,7 @@ class graph_executor final : public executor {
   /// `recapture_required` and `instantiations` throws usage_error. Calling it again does nothing.
   void release();
 
-  /// The nodes as captured, in launch order.
+  /// The plan's nodes as captured, in launch order.
   std::vector<graph_node_info> nodes() const;
 
   /// How often a graph was instantiated, the constructor's included; setters and re-binding never

@@ -17,8 +17,7 @@ struct step_block_view {
   group_progress* progress = nullptr;
   schedule_tables schedules;
   math::adam_terms* terms = nullptr;
-  math::prepared_step* prepared_step = nullptr;     ///< between the halves of advance_step
-  math::prepared_group* prepared_groups = nullptr;  ///< likewise, of each group
+  math::prepared_group* prepared_groups = nullptr;  ///< between the halves of advance_step
   double* norms = nullptr;   ///< of each norm group, as step_scalars::grad_norm
   record_ring_view records;  ///< where the step's record goes
   std::uint32_t group_count = 0;
