@@ -41,4 +41,15 @@ std::vector<Callback> callbacks_by_node(const step_plan& plan,
   return by_node;
 }
 
+/// The reverse: callbacks of a plan's nodes by their names.
+template <class Callback>
+std::map<std::string, Callback> callbacks_by_name(const step_plan& plan,
+                                                  const std::vector<Callback>& by_node) {
+  std::map<std::string, Callback> callbacks;
+  for (std::size_t i = 0; i < by_node.size(); ++i) {
+    if (by_node[i]) callbacks.emplace(plan.nodes[i].name, by_node[i]);
+  }
+  return callbacks;
+}
+
 }  // namespace stepgraph::detail

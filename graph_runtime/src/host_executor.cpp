@@ -2,8 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <memory>
+#include <utility>
+
 #include "foreign_callbacks.hpp"
 #include "pending_changes.hpp"
+#include "plan_update.hpp"
 #include "record_ring.hpp"
 #include "step_tables.hpp"
 #include "stepgraph/error.hpp"
@@ -15,6 +20,8 @@ namespace stepgraph {
 struct host_executor::state {
   std::vector<std::function<void()>> foreign;  ///< of each node
   detail::step_block_image image;
+  /// The table as of the launch in progress: re-binding may change the executor's meanwhile.
+  std::vector<tensor_descriptor> tensors;
   std::vector<math::adam_terms> terms;
   std::vector<math::prepared_group> prepared_groups;
   std::vector<double> totals;  ///< of the norm groups, then the zeros
@@ -22,9 +29,11 @@ struct host_executor::state {
   std::vector<setting> settings;  ///< of the launch in progress
   std::uint64_t serial = 0;       ///< of the latest batch of settings
 
-  state(const step_plan& plan, const host_foreign_work& work)
+  state(const step_plan& plan, const detail::step_tables& tables, detail::step_block_image contents,
+        const host_foreign_work& work)
       : foreign(detail::callbacks_by_node(plan, work)),
-        image(plan),
+        image(std::move(contents)),
+        tensors(tables.tensors),
         terms(plan.groups.size()),
         prepared_groups(plan.groups.size()),
         totals(plan.norm_groups.size() + 1) {}
@@ -46,6 +55,18 @@ struct host_executor::state {
   }
 };
 
+namespace {
+
+/// The ring of a plan that writes records, after so many launches; null if it writes none.
+std::unique_ptr<detail::record_ring> make_ring(const step_plan& plan, std::uint64_t launches) {
+  if (plan.options.record_capacity == 0) return nullptr;
+  const std::shared_ptr<void> memory(::operator new(detail::record_ring::bytes_for(plan)),
+                                     [](void* bytes) { ::operator delete(bytes); });
+  return std::make_unique<detail::record_ring>(plan, memory, launches);
+}
+
+}  // namespace
+
 host_executor::host_executor(step_plan plan, host_foreign_work foreign)
     : executor(std::move(plan)) {
   const step_plan& checked = this->plan();
@@ -53,12 +74,9 @@ host_executor::host_executor(step_plan plan, host_foreign_work foreign)
     throw usage_error(fmt::format("the plan's tensors are on {}, expected host for host_executor",
                                   name_of(checked.device)));
   }
-  state_ = std::make_unique<state>(checked, foreign);
-  if (checked.options.record_capacity == 0) return;
-  const std::shared_ptr<void> memory(::operator new(detail::record_ring::bytes_for(checked)),
-                                     [](void* bytes) { ::operator delete(bytes); });
-  auto records = std::make_unique<detail::record_ring>(checked, memory);
-  state_->records = records->view();
+  state_ = std::make_unique<state>(checked, tables(), detail::step_block_image(checked), foreign);
+  auto records = make_ring(checked, 0);
+  if (records) state_->records = records->view();
   set_records(std::move(records));
 }
 
@@ -68,11 +86,33 @@ host_executor& host_executor::operator=(host_executor&&) noexcept = default;
 
 void host_executor::check_memory(const void*, const std::string&, operand_kind) const {}
 
+void host_executor::check_inputs(const step_plan&) const {}
+
+device_location host_executor::device() const { return {device_kind::host, 0}; }
+
+update_report host_executor::update(step_plan next, std::optional<host_foreign_work> foreign) {
+  const auto update = prepare_update(std::move(next));
+  const bool in_place = update->need.path <= update_path::table_write;
+  // Built apart and moved in: the loss scale keeps its address.
+  state fresh(*update->plan, *update->tables,
+              detail::continued(state_->image, plan(), *update->plan, update->need),
+              foreign ? *foreign : detail::callbacks_by_name(plan(), state_->foreign));
+  auto records = in_place ? nullptr : make_ring(*update->plan, fresh.image.scalars.launches);
+  if (in_place) fresh.records = state_->records;
+  if (records) fresh.records = records->view();
+  update->report.path = std::min(update->report.path, update_path::table_write);
+  if (!in_place) drain_records();
+  return commit_rebuilt(*update, in_place ? nullptr : &records, [&] { std::swap(*state_, fresh); });
+}
+
 void host_executor::launch() {
+  check_ledger();
   settings_batch batch;
   state_->settings.clear();
   if (pending().any()) {
-    pending().take(state_->settings, [] {});
+    pending().take(state_->settings, [&](const detail::changed_parts& changed) {
+      if (changed.tensors) state_->tensors = tables().tensors;
+    });
     batch.entries = state_->settings.data();
     batch.count = static_cast<std::uint32_t>(state_->settings.size());
     batch.serial = ++state_->serial;
@@ -82,7 +122,7 @@ void host_executor::launch() {
   gradient_statistics statistics;
   for (std::size_t i = 0; i < plan().nodes.size(); ++i) {
     const auto chunks = tables().node_chunks[i];
-    const tensor_descriptor* const tensors = tables().tensors.data();
+    const tensor_descriptor* const tensors = state_->tensors.data();
     switch (plan().nodes[i].kind) {
       case node_kind::grad_stats:
         statistics = host::grad_stats(tables().statistics_view(tensors, tables().statistics_data(),

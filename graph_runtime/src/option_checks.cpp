@@ -117,6 +117,12 @@ void check_step_options(const step_options& options) {
   }
 }
 
+void check_runnable(const step_plan& plan) {
+  if (plan.shapes_only) {
+    throw usage_error("the plan was built to inspect shapes, expected a plan with memory");
+  }
+}
+
 void check_address(const std::string& tensor, const char* operand, const void* data,
                    std::uint64_t numel, storage_format format) {
   if (numel == 0) return;

@@ -33,6 +33,9 @@ class host_adapter final : public executor_adapter {
   void launch() override { executor_.launch(); }
 
  protected:
+  update_report update_executor(step_plan plan) override {
+    return executor_.update(std::move(plan));
+  }
   std::byte* allocate(std::size_t bytes) override {
     struct aligned_delete {
       void operator()(std::byte* memory) const {
@@ -84,17 +87,24 @@ std::byte* executor_adapter::address_of(std::size_t tensor, std::size_t operand)
   return blocks_[at.block].memory + at.begin;
 }
 
+executor_adapter::operand_locations executor_adapter::append(block& grown, std::size_t index,
+                                                             const problem_tensor& tensor,
+                                                             const operand_set& contents) {
+  operand_locations locations;
+  for (std::size_t operand = 0; operand < operand_count; ++operand) {
+    const operand_bytes& bytes = contents[operand];
+    const std::size_t offset = tensor.offsets[operand] * stored_size(tensor.signature, operand);
+    locations[operand] = {index, append_guarded(grown.guarded, bytes, offset)};
+    grown.operands.push_back({locations[operand].begin, bytes.size()});
+  }
+  return locations;
+}
+
 step_plan executor_adapter::place(device_location device) {
+  device_ = device;
   block whole;
   for (std::size_t t = 0; t < problem_.tensors.size(); ++t) {
-    const problem_tensor& tensor = problem_.tensors[t];
-    auto& locations = locations_.emplace_back();
-    for (std::size_t operand = 0; operand < operand_count; ++operand) {
-      const operand_bytes& bytes = problem_.contents[t][operand];
-      const std::size_t offset = tensor.offsets[operand] * stored_size(tensor.signature, operand);
-      locations[operand].begin = append_guarded(whole.guarded, bytes, offset);
-      whole.operands.push_back({locations[operand].begin, bytes.size()});
-    }
+    locations_.push_back(append(whole, 0, problem_.tensors[t], problem_.contents[t]));
   }
   for (const step_input& input : problem_.inputs) {
     const auto bytes = std::as_bytes(std::span(&input.value, 1));
@@ -104,14 +114,44 @@ step_plan executor_adapter::place(device_location device) {
   whole.memory = allocate(std::max(whole.guarded.size(), alignment));
   copy_in(whole.memory, whole.guarded, true);
   blocks_.push_back(std::move(whole));
-  return problem_.plan(
-      device,
-      [this](std::size_t tensor, std::size_t operand) -> void* {
-        return address_of(tensor, operand);
+  return plan_of(problem_, locations_);
+}
+
+step_plan executor_adapter::plan_of(const test_problem& problem,
+                                    const std::vector<operand_locations>& locations) const {
+  return problem.plan(
+      device_,
+      [&](std::size_t tensor, std::size_t operand) -> void* {
+        const location& at = locations[tensor][operand];
+        return blocks_[at.block].memory + at.begin;
       },
       [this](std::size_t input) {
-        return reinterpret_cast<const float*>(blocks_[0].memory + inputs_[input]);
+        return reinterpret_cast<const float*>(blocks_[0].memory + inputs_.at(input));
       });
+}
+
+update_report executor_adapter::update(const test_problem& next) {
+  std::vector<operand_locations> locations;
+  block added;
+  for (std::size_t t = 0; t < next.tensors.size(); ++t) {
+    const problem_tensor& tensor = next.tensors[t];
+    const auto known = std::find_if(
+        problem_.tensors.begin(), problem_.tensors.end(), [&](const problem_tensor& candidate) {
+          return candidate.name == tensor.name && candidate.numel == tensor.numel &&
+                 candidate.signature == tensor.signature;
+        });
+    locations.push_back(
+        known == problem_.tensors.end()
+            ? append(added, blocks_.size(), tensor, next.contents[t])
+            : locations_[static_cast<std::size_t>(known - problem_.tensors.begin())]);
+  }
+  added.memory = allocate(std::max(added.guarded.size(), alignment));
+  copy_in(added.memory, added.guarded, false);
+  blocks_.push_back(std::move(added));
+  update_report report = update_executor(plan_of(next, locations));
+  locations_ = std::move(locations);
+  problem_ = next;
+  return report;
 }
 
 void executor_adapter::launch(int steps) {

@@ -17,7 +17,7 @@ using enum setting_field;
 /// What a batch holds: at most one value of each field of each group.
 std::map<std::pair<std::uint32_t, setting_field>, double> taken(pending_changes& pending) {
   std::vector<setting> batch;
-  pending.take(batch, [] {});
+  pending.take(batch, [](const changed_parts&) {});
   std::map<std::pair<std::uint32_t, setting_field>, double> values;
   for (const setting& entry : batch) {
     EXPECT_TRUE(values.emplace(std::pair(entry.group, entry.field), entry.value).second);
@@ -33,7 +33,7 @@ TEST(PendingChanges, LatestValueOfEachFieldOfEachGroupRemains) {
       for (std::uint32_t field = 0; field < setting_fields; ++field) {
         const auto known = static_cast<setting_field>(field);
         if (known == resume_learning_rate || known == resume_weight_decay) continue;
-        pending.set(group, known, value + group % 7);
+        pending.lock_open().set(group, known, value + group % 7);
       }
     }
   }
@@ -57,26 +57,26 @@ INSTANTIATE_TEST_SUITE_P(Fields, PendingChangesByHand,
 TEST_P(PendingChangesByHand, ValueAndReturnToTheScheduleAreOneChoiceAndTheLaterWins) {
   const auto [value, resume] = GetParam();
   pending_changes pending(2);
-  pending.set(1, value, 5.0);
-  pending.set(1, resume, 0.0);
+  pending.lock_open().set(1, value, 5.0);
+  pending.lock_open().set(1, resume, 0.0);
   auto values = taken(pending);
   EXPECT_EQ(values.size(), 1u);
   EXPECT_TRUE(values.contains({1, resume}));
-  pending.set(1, resume, 0.0);
-  pending.set(1, value, 6.0);
+  pending.lock_open().set(1, resume, 0.0);
+  pending.lock_open().set(1, value, 6.0);
   values = taken(pending);
   EXPECT_EQ(values.size(), 1u);
   EXPECT_EQ((values[{1, value}]), 6.0);
   // One group's choice is not another's.
-  pending.set(0, value, 7.0);
-  pending.set(1, resume, 0.0);
+  pending.lock_open().set(0, value, 7.0);
+  pending.lock_open().set(1, resume, 0.0);
   EXPECT_EQ(taken(pending).size(), 2u);
 }
 
 TEST(PendingChanges, ReturnsOfLearningRateAndWeightDecayAreApart) {
   pending_changes pending(1);
-  pending.set(0, learning_rate, 1.0);
-  pending.set(0, resume_weight_decay, 0.0);
+  pending.lock_open().set(0, learning_rate, 1.0);
+  pending.lock_open().set(0, resume_weight_decay, 0.0);
   const auto values = taken(pending);
   EXPECT_TRUE(values.contains({0, learning_rate}));
   EXPECT_TRUE(values.contains({0, resume_weight_decay}));
@@ -84,11 +84,11 @@ TEST(PendingChanges, ReturnsOfLearningRateAndWeightDecayAreApart) {
 
 TEST(PendingChanges, GivenBackValuesYieldToNewerOnes) {
   pending_changes pending(1);
-  pending.set(0, weight_decay, 1.0);
-  pending.set(0, eps, 2.0);
+  pending.lock_open().set(0, weight_decay, 1.0);
+  pending.lock_open().set(0, eps, 2.0);
   std::vector<setting> batch;
-  pending.take(batch, [] {});
-  pending.set(0, resume_weight_decay, 0.0);
+  pending.take(batch, [](const changed_parts&) {});
+  pending.lock_open().set(0, resume_weight_decay, 0.0);
   pending.give_back(batch);
   const auto values = taken(pending);
   EXPECT_EQ(values.size(), 2u);
@@ -98,9 +98,10 @@ TEST(PendingChanges, GivenBackValuesYieldToNewerOnes) {
 
 TEST(PendingChanges, ClosedOnesRefuseEveryChange) {
   pending_changes pending(1);
-  pending.close();
-  test::expect_error<usage_error>([&] { pending.set(0, eps, 1.0); }, {"released"});
-  test::expect_error<usage_error>([&] { pending.change_tables([] {}); }, {"released"});
+  pending.lock().close();
+  test::expect_error<usage_error>([&] { pending.lock_open().set(0, eps, 1.0); }, {"released"});
+  test::expect_error<usage_error>([&] { pending.lock_open().add({.tensors = true}); },
+                                  {"released"});
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "stepgraph/executor.hpp"
@@ -30,6 +31,14 @@ class host_executor final : public executor {
   /// values set by hand stay pending unless the node that advances the step has run.
   void launch();
 
+  /// Goes on with another plan: the next launch runs its step. Counters, samples and the loss scale
+  /// go on; groups of the same name keep their progress and values set by hand, unless the new plan
+  /// says otherwise of them than the plan before; other groups begin as the plan says. Tensors
+  /// carry their own state. No path is dearer than `table_write` here. Refuses what the constructor
+  /// refuses; then, and after any other error, everything is as it was.
+  /// Foreign work goes on with the callbacks of before or, where they are given, with `foreign`.
+  update_report update(step_plan next, std::optional<host_foreign_work> foreign = {});
+
   step_status status() override;
 
   /// The loss scale that the next step expects in its gradients.
@@ -42,6 +51,8 @@ class host_executor final : public executor {
  private:
   void check_memory(const void* data, const std::string& tensor,
                     operand_kind operand) const override;
+  void check_inputs(const step_plan& plan) const override;
+  device_location device() const override;
 
   struct state;
   std::unique_ptr<state> state_;

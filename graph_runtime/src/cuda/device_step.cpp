@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 
@@ -57,29 +58,8 @@ int cuda_device_of(const step_plan& plan) {
   return plan.device.index;
 }
 
-/// The scalars that every step reads must be where its kernels can read them.
-void check_inputs(const step_plan& plan, int device) {
-  const auto check = [&](const float* input, const std::string& what) {
-    if (input == nullptr) return;
-    cudaPointerAttributes attributes = {};
-    STEPGRAPH_CUDA_CHECK(cudaPointerGetAttributes(&attributes, input));
-    if (attributes.devicePointer != nullptr &&
-        (attributes.type != cudaMemoryTypeDevice || attributes.device == device)) {
-      return;
-    }
-    throw usage_error(fmt::format("{} at {} is not memory that cuda:{} can read", what,
-                                  static_cast<const void*>(input), device));
-  };
-  check(plan.options.found_inf_input, "found_inf_input");
-  check(plan.options.loss_scale_input, "loss_scale_input");
-  for (const group_options& group : plan.groups) {
-    check(group.learning_rate_input, fmt::format("group '{}': learning_rate_input", group.name));
-    check(group.weight_decay_input, fmt::format("group '{}': weight_decay_input", group.name));
-  }
-}
-
 void check_all_memory(const step_plan& plan, int device) {
-  check_inputs(plan, device);
+  check_device_inputs(plan, device);
   for (const plan_tensor& tensor : plan.tensors) {
     const tensor_operands& operands = tensor.operands;
     if (operands.parameter.numel == 0) continue;
@@ -106,6 +86,26 @@ void check_all_memory(const step_plan& plan, int device) {
 
 }  // namespace
 
+void check_device_inputs(const step_plan& plan, int device) {
+  const auto check = [&](const float* input, const std::string& what) {
+    if (input == nullptr) return;
+    cudaPointerAttributes attributes = {};
+    STEPGRAPH_CUDA_CHECK(cudaPointerGetAttributes(&attributes, input));
+    if (attributes.devicePointer != nullptr &&
+        (attributes.type != cudaMemoryTypeDevice || attributes.device == device)) {
+      return;
+    }
+    throw usage_error(fmt::format("{} at {} is not memory that cuda:{} can read", what,
+                                  static_cast<const void*>(input), device));
+  };
+  check(plan.options.found_inf_input, "found_inf_input");
+  check(plan.options.loss_scale_input, "loss_scale_input");
+  for (const group_options& group : plan.groups) {
+    check(group.learning_rate_input, fmt::format("group '{}': learning_rate_input", group.name));
+    check(group.weight_decay_input, fmt::format("group '{}': weight_decay_input", group.name));
+  }
+}
+
 void check_device_memory(const void* data, int device, const std::string& tensor,
                          operand_kind operand) {
   cudaPointerAttributes attributes = {};
@@ -121,7 +121,7 @@ void check_device_memory(const void* data, int device, const std::string& tensor
 }
 
 device_step::device_step(const step_plan& plan, const detail::step_tables& tables,
-                         cudaStream_t stream)
+                         const detail::step_block_image& image, cudaStream_t stream)
     : plan_(plan), tables_(tables), device_(cuda_device_of(plan)) {
   const device_guard guard(device_);
   if (is_capturing(stream)) {
@@ -129,7 +129,6 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   }
   check_all_memory(plan, device_);
 
-  const detail::step_block_image image(plan);
   const std::size_t groups = image.groups.size();
   const std::size_t norm_groups = image.norms.size();
   const std::size_t messages = statistics_blocks(tables.statistics_chunk_count()) +
@@ -202,16 +201,16 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   for (const plan_edge& edge : plan.edges) {
     if (edge.programmatic) orders_[edge.to] = launch_order::programmatic;
   }
-  make_record_ring();
+  make_record_ring(image.scalars.launches);
 }
 
-void device_step::make_record_ring() {
+void device_step::make_record_ring(std::uint64_t launches) {
   if (plan_.options.record_capacity == 0) return;
   const std::size_t bytes = detail::record_ring::bytes_for(plan_);
   const std::shared_ptr<unique_pinned_memory> pinned =
       std::make_shared<unique_pinned_memory>(allocate_pinned(bytes));
-  records_ =
-      std::make_unique<detail::record_ring>(plan_, std::shared_ptr<void>(pinned, pinned->get()));
+  records_ = std::make_unique<detail::record_ring>(
+      plan_, std::shared_ptr<void>(pinned, pinned->get()), launches);
   block_.records = records_->view();
 }
 
@@ -275,6 +274,45 @@ void device_step::copy_tensors(cudaStream_t stream) {
   pool_.retire(buffer, stream);
 }
 
+void device_step::copy_options(cudaStream_t stream) {
+  const detail::step_block_image image(plan_);
+  arena_layout layout;
+  const auto step = layout.reserve<step_settings>(1);
+  const auto groups = layout.reserve<group_settings>(image.groups.size());
+  const auto segments = layout.reserve<schedule_segment>(image.schedule_segments.size());
+  const auto table = layout.reserve<double>(image.schedule_table.size());
+  pinned_pool::buffer& buffer = pool_.acquire(layout.size());
+  auto* const staged = static_cast<std::byte*>(buffer.memory.get());
+  *step.in(staged) = image.step;
+  std::copy(image.groups.begin(), image.groups.end(), groups.in(staged));
+  std::copy(image.schedule_segments.begin(), image.schedule_segments.end(), segments.in(staged));
+  std::copy(image.schedule_table.begin(), image.schedule_table.end(), table.in(staged));
+  // Bytes [first, last) of each of `count` elements; what lies outside belongs to the setters.
+  const auto copy = [&]<class Element>(const Element* target, const Element* source,
+                                       std::size_t count, std::size_t first, std::size_t last) {
+    if (count == 0) return;
+    auto* const to = const_cast<std::byte*>(reinterpret_cast<const std::byte*>(target));
+    STEPGRAPH_CUDA_CHECK(cudaMemcpy2DAsync(
+        to + first, sizeof(Element), reinterpret_cast<const std::byte*>(source) + first,
+        sizeof(Element), last - first, count, cudaMemcpyHostToDevice, stream));
+  };
+  copy(block_.step, step.in(staged), 1, offsetof(step_settings, skip_non_finite),
+       sizeof(step_settings));
+  const std::size_t learning_rate = offsetof(group_settings, learning_rate_schedule);
+  const std::size_t weight_decay = offsetof(group_settings, weight_decay_schedule);
+  const std::size_t held_by_hand = offsetof(schedule_reference, held_by_hand);
+  const std::size_t count = image.groups.size();
+  copy(block_.groups, groups.in(staged), count, offsetof(group_settings, flags),
+       learning_rate + held_by_hand);
+  copy(block_.groups, groups.in(staged), count, weight_decay, weight_decay + held_by_hand);
+  copy(block_.groups, groups.in(staged), count, offsetof(group_settings, learning_rate_input),
+       sizeof(group_settings));
+  copy(block_.schedules.segments, segments.in(staged), image.schedule_segments.size(), 0,
+       sizeof(schedule_segment));
+  copy(block_.schedules.table, table.in(staged), image.schedule_table.size(), 0, sizeof(double));
+  pool_.retire(buffer, stream);
+}
+
 device_step::delivery device_step::pack_settings() {
   delivery sent;
   if (taken_.empty()) return sent;
@@ -295,20 +333,25 @@ void device_step::delivered(const delivery& sent, cudaStream_t stream) {
   if (sent.settings_buffer != nullptr) pool_.retire(*sent.settings_buffer, stream);
 }
 
-step_status device_step::read_status() const {
+detail::step_block_image device_step::read_block() const {
   const device_guard guard(device_);
-  step_scalars scalars;
-  std::vector<double> norms(block_.norm_group_count);
-  std::vector<group_progress> progress(block_.group_count);
+  detail::step_block_image image(plan_);
+  const auto read = []<class Element>(Element* target, const Element* source, std::size_t count) {
+    STEPGRAPH_CUDA_CHECK(
+        cudaMemcpy(target, source, count * sizeof(Element), cudaMemcpyDeviceToHost));
+  };
   STEPGRAPH_CUDA_CHECK(cudaDeviceSynchronize());
-  STEPGRAPH_CUDA_CHECK(
-      cudaMemcpy(&scalars, block_.scalars, sizeof(scalars), cudaMemcpyDeviceToHost));
-  STEPGRAPH_CUDA_CHECK(cudaMemcpy(progress.data(), block_.progress,
-                                  progress.size() * sizeof(group_progress),
-                                  cudaMemcpyDeviceToHost));
-  STEPGRAPH_CUDA_CHECK(cudaMemcpy(norms.data(), block_.norms, norms.size() * sizeof(double),
-                                  cudaMemcpyDeviceToHost));
-  return detail::make_status(scalars, progress, std::move(norms));
+  read(&image.scalars, block_.scalars, 1);
+  read(&image.step, block_.step, 1);
+  read(image.groups.data(), block_.groups, image.groups.size());
+  read(image.progress.data(), block_.progress, image.progress.size());
+  read(image.norms.data(), block_.norms, image.norms.size());
+  return image;
+}
+
+step_status device_step::read_status() const {
+  detail::step_block_image image = read_block();
+  return detail::make_status(image.scalars, image.progress, std::move(image.norms));
 }
 
 }  // namespace stepgraph::cuda

@@ -20,9 +20,11 @@ namespace stepgraph::cuda {
 /// node. Shared by the executors that differ only in how launches reach the device.
 class device_step {
  public:
-  /// Refuses tensors that are not memory of the plan's CUDA device. Enqueues the upload onto
-  /// `stream`; the host memory it reads is free on return.
-  device_step(const step_plan& plan, const detail::step_tables& tables, cudaStream_t stream);
+  /// Refuses tensors that are not memory of the plan's CUDA device. Enqueues the upload of the
+  /// tables and of `image`, the step block, onto `stream`; the host memory it reads is free on
+  /// return.
+  device_step(const step_plan& plan, const detail::step_tables& tables,
+              const detail::step_block_image& image, cudaStream_t stream);
   ~device_step();
   device_step(const device_step&) = delete;
   device_step& operator=(const device_step&) = delete;
@@ -49,9 +51,10 @@ class device_step {
   /// pinned memory for the launch to read. `before_copy` is called before a copy is enqueued.
   template <class BeforeCopy>
   delivery take(detail::pending_changes& pending, cudaStream_t stream, BeforeCopy&& before_copy) {
-    pending.take(taken_, [&] {
+    pending.take(taken_, [&](const detail::changed_parts& changed) {
       before_copy();
-      copy_tensors(stream);
+      if (changed.tensors) copy_tensors(stream);
+      if (changed.options) copy_options(stream);
     });
     try {
       return pack_settings();
@@ -68,6 +71,7 @@ class device_step {
   void not_delivered(detail::pending_changes& pending) { pending.give_back(taken_); }
 
   /// Reads the step block back; waits for the device.
+  detail::step_block_image read_block() const;
   step_status read_status() const;
 
   const step_block_view& block() const noexcept { return block_; }
@@ -81,8 +85,10 @@ class device_step {
   std::unique_ptr<detail::record_ring> take_record_ring() { return std::move(records_); }
 
  private:
-  void make_record_ring();
+  void make_record_ring(std::uint64_t launches);
   void copy_tensors(cudaStream_t stream);
+  /// The plan's options that no setting can change; values set by hand stay.
+  void copy_options(cudaStream_t stream);
   delivery pack_settings();
 
   const step_plan& plan_;
@@ -109,5 +115,8 @@ class device_step {
 /// Throws usage_error unless `data` is memory of `device`.
 void check_device_memory(const void* data, int device, const std::string& tensor,
                          operand_kind operand);
+
+/// Throws usage_error unless kernels of `device` can read the inputs that the plan names.
+void check_device_inputs(const step_plan& plan, int device);
 
 }  // namespace stepgraph::cuda

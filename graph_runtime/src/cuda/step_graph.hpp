@@ -19,6 +19,11 @@ class settings_carrier {
   /// `position` of the settings among the kernel's `count` arguments.
   settings_carrier(cudaGraphNode_t node, int position, int count);
 
+  cudaGraphNode_t node() const noexcept { return node_; }
+  /// From now on the batch goes to this node of the executable, by the name that the graph it was
+  /// instantiated from gives it.
+  void aim_at(cudaGraphNode_t node) noexcept { node_ = node; }
+
   /// Writes a batch into the executable: the next launch takes it, those made before do not.
   void write(cudaGraphExec_t executable, const settings_batch& settings);
 

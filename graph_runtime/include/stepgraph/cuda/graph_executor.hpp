@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,29 @@ class graph_executor final : public executor {
   /// `stream_executor`.
   void launch(cudaStream_t stream);
 
+  /// Goes on with another plan: the launches after it run its step, those before it are not
+  /// affected. Counters, samples and the loss scale go on; groups of the same name keep their
+  /// progress and values set by hand, unless the new plan says otherwise of them than the plan
+  /// before; other groups begin as the plan says. Tensors carry their own state, in the caller's
+  /// memory; those that the new plan does not name may be freed.
+  ///
+  /// Takes the cheapest path that does it, and none dearer than `ceiling`. Up to `table_write`
+  /// nothing waits: the next launch delivers the change, in its stream. Dearer paths wait for the
+  /// launches made so far and upload the step's memory in the order of `stream`; the addresses of
+  /// the loss scale and of the totals are others then. Operands are where the new plan says,
+  /// whatever the ledger was told before.
+  ///
+  /// Throws update_error if a dearer path is needed, naming it, the ceiling and the reason;
+  /// usage_error for what the constructor refuses; capture_error on a stream that is being
+  /// captured. Then, and after any other error, plan, state and executable are as they were and the
+  /// next launch runs them.
+  ///
+  /// Foreign work is captured again beyond `table_write`, with the callbacks of before or, where
+  /// they are given, those of `foreign`, which take `graph_update` at least. Graphs that hold
+  /// anything but the step's own kernels cannot be updated node by node.
+  update_report update(step_plan next, update_path ceiling, cudaStream_t stream,
+                       std::optional<foreign_work> foreign = {});
+
   /// Waits for the device.
   step_status status() override;
 
@@ -76,22 +100,28 @@ class graph_executor final : public executor {
   /// node `grad_stats` of a plan with exchange_totals combines over devices.
   double* totals_address() const;
 
-  /// Waits for the launches made so far and frees the graph and the device memory early. Every
-  /// later launch or setter throws usage_error. Calling it again does nothing.
+  /// Waits for the launches made so far and frees the graph and the device memory early; operands
+  /// may be freed then. Every later call but this, `plan`, `ledger`, `read_records`,
+  /// `recapture_required` and `instantiations` throws usage_error. Calling it again does nothing.
   void release();
 
   /// The plan's nodes as captured, in launch order.
   std::vector<graph_node_info> nodes() const;
 
-  /// How often the graph was instantiated since construction; setters and re-binding never add.
+  /// How often a graph was instantiated, the constructor's included; setters and re-binding never
+  /// add.
   std::uint64_t instantiations() const noexcept;
 
  private:
   void check_memory(const void* data, const std::string& tensor,
                     operand_kind operand) const override;
+  void check_inputs(const step_plan& plan) const override;
+  device_location device() const override;
+  void check_not_released() const;
 
   struct state;
   std::unique_ptr<state> state_;
+  std::uint64_t instantiations_ = 0;  ///< once state_ is gone
 };
 
 }  // namespace stepgraph

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "stepgraph/cuda/foreign_work.hpp"
@@ -43,8 +44,20 @@ class stream_executor final : public executor {
 
   /// Enqueues the delivery of values set and operands re-bound since the last launch or delivery:
   /// replays of a captured launch that are enqueued later see them. Refused on a stream that is
-  /// being captured (capture_error).
+  /// being captured (capture_error), and while the ledger knows of a stale operand (usage_error).
   void deliver_async(cudaStream_t stream);
+
+  /// Goes on with another plan, with the same rules for what is carried over as
+  /// `graph_executor::update`. Values and addresses alone become pending, and launches captured
+  /// before stay good: they see them after a delivery. Anything else waits for the device and
+  /// rebuilds the step's memory (`rebuilt` in the report): graphs that captured a launch before
+  /// must not be replayed any more, which `recapture_required` says until a launch is captured
+  /// again. No path is dearer than `table_write` here. Throws what the constructor throws; then,
+  /// and after any other error, everything is as it was.
+  /// Foreign work goes on with the callbacks of before or, where they are given, with `foreign`,
+  /// which counts as another step.
+  update_report update(step_plan next, cudaStream_t stream,
+                       std::optional<foreign_work> foreign = {});
 
   /// Waits for the device.
   step_status status() override;
@@ -59,10 +72,13 @@ class stream_executor final : public executor {
  private:
   void check_memory(const void* data, const std::string& tensor,
                     operand_kind operand) const override;
+  void check_inputs(const step_plan& plan) const override;
+  device_location device() const override;
 
   /// Destroyed in the reverse order: the device has finished when the callbacks go.
   std::vector<std::function<void(const foreign_context&)>> foreign_;  ///< of each node
   std::unique_ptr<cuda::device_step> step_;
+  bool captured_ = false;  ///< a launch of this step may be replayed
 };
 
 }  // namespace stepgraph
