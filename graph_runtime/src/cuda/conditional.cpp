@@ -91,6 +91,28 @@ conditional_node add_conditional_node(cudaStream_t stream, cudaGraphConditionalH
   return added;
 }
 
+void add_child_graph(cudaStream_t stream, cudaGraph_t child, const std::string& what) {
+  const capture_state capture = read_capture(stream);
+  cudaGraphNode_t added = nullptr;
+  check_capture_call(
+      cudaGraphAddChildGraphNode(&added, capture.graph, capture.dependencies.data(),
+                                 capture.dependencies.size(), child),
+      "cudaGraphAddChildGraphNode", what);
+  check_capture_call(cudaStreamUpdateCaptureDependencies(stream, &added, nullptr, 1,
+                                                         cudaStreamSetCaptureDependencies),
+                     "cudaStreamUpdateCaptureDependencies", what);
+}
+
+void fill_body(cudaGraph_t body, cudaGraph_t child) {
+  cudaGraphNode_t added = nullptr;
+  if (child != nullptr) {
+    STEPGRAPH_CUDA_CHECK(cudaGraphAddChildGraphNode(&added, body, nullptr, 0, child));
+  } else {
+    // A body without any node is nowhere said to be legal.
+    STEPGRAPH_CUDA_CHECK(cudaGraphAddEmptyNode(&added, body, nullptr, 0));
+  }
+}
+
 void check_body_nodes(const std::vector<cudaGraphNode_t>& nodes, const std::string& what) {
   for (const cudaGraphNode_t node : nodes) {
     cudaGraphNodeType type = cudaGraphNodeTypeEmpty;
@@ -105,7 +127,7 @@ void check_body_nodes(const std::vector<cudaGraphNode_t>& nodes, const std::stri
 }
 
 body_capture::body_capture(cudaStream_t stream, cudaGraph_t body, std::string what)
-    : stream_(stream), body_(body), what_(std::move(what)) {
+    : stream_(stream), what_(std::move(what)) {
   check_capture_call(cudaStreamBeginCaptureToGraph(stream, body, nullptr, nullptr, 0,
                                                    cudaStreamCaptureModeThreadLocal),
                      "cudaStreamBeginCaptureToGraph", what_);
@@ -122,10 +144,6 @@ void body_capture::finish() {
   open_ = false;
   cudaGraph_t body = nullptr;
   check_capture_call(cudaStreamEndCapture(stream_, &body), "cudaStreamEndCapture", what_);
-  if (!sorted_nodes(body_).empty()) return;
-  // A body without any node is nowhere said to be legal.
-  cudaGraphNode_t nothing = nullptr;
-  STEPGRAPH_CUDA_CHECK(cudaGraphAddEmptyNode(&nothing, body_, nullptr, 0));
 }
 
 }  // namespace cuda

@@ -25,6 +25,13 @@ struct conditional_node {
 conditional_node add_conditional_node(cudaStream_t stream, cudaGraphConditionalHandle condition,
                                       cudaGraphConditionalNodeType type, const std::string& what);
 
+/// Puts a copy of a graph at the end of what `stream` has captured. Throws capture_error.
+void add_child_graph(cudaStream_t stream, cudaGraph_t child, const std::string& what);
+
+/// Fills the empty body of a conditional node with a copy of a graph; null: with nothing. Throws
+/// cuda_error.
+void fill_body(cudaGraph_t body, cudaGraph_t child);
+
 /// Throws capture_error if one of the nodes is of a kind that no body can hold.
 void check_body_nodes(const std::vector<cudaGraphNode_t>& nodes, const std::string& what);
 
@@ -39,12 +46,11 @@ class body_capture {
   body_capture(const body_capture&) = delete;
   body_capture& operator=(const body_capture&) = delete;
 
-  /// Ends the capture; legal without any node. Throws capture_error if the capture was invalidated.
+  /// Ends the capture. Throws capture_error if the capture was invalidated.
   void finish();
 
  private:
   cudaStream_t stream_;
-  cudaGraph_t body_;
   std::string what_;
   bool open_ = true;
 };

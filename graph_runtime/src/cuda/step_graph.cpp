@@ -34,14 +34,14 @@ void check_support(const step_plan& plan, const graph_options& options) {
 
 }  // namespace
 
-/// A capture in progress. One at a time, bodies after the graph around them: a stream that foreign
-/// work forks to belongs to a capture until that ends, and may be wanted by the next.
+/// A capture in progress. One at a time: a stream that foreign work forks to belongs to a capture
+/// until that ends, and may be wanted by the next.
 struct step_graph::recording {
   const step_plan& plan;
   const device_step& step;
   std::vector<foreign_callback> callbacks;
   unique_stream stream;
-  std::vector<branch> branches = {};  ///< whose bodies are still to be captured
+  std::vector<unique_graph> apart = {};  ///< foreign work for bodies, by plan node; null: nothing
   std::string forked = {};            ///< foreign work that left a fork without a join
 };
 
@@ -62,14 +62,17 @@ step_graph::step_graph(const step_plan& plan, const device_step& step, const for
       foreign_nodes_(plan.nodes.size(), 0),
       looped_(options.steps_per_launch > 1) {
   check_support(plan, options);
-  for (const plan_node& node : plan.nodes) {
-    if (!(node.only_if_applied || (looped_ && node.kind == node_kind::foreign))) continue;
-    bodies_ += (bodies_.empty() ? "" : ", ") + words_of(node);
-  }
   const device_guard guard(step.device());
   const trace_range range("stepgraph capture");
   // Captured apart from the caller's stream, which may be the legacy default stream.
   recording now{plan, step, detail::callbacks_by_node(plan, foreign), make_stream()};
+  now.apart.resize(plan.nodes.size());
+  for (std::size_t node = 0; node < plan.nodes.size(); ++node) {
+    const plan_node& planned = plan.nodes[node];
+    if (!(planned.only_if_applied || (looped_ && planned.kind == node_kind::foreign))) continue;
+    bodies_ += (bodies_.empty() ? "" : ", ") + words_of(planned);
+    capture_apart(now, node);
+  }
   if (looped_) {
     capture_loop(now, options.steps_per_launch);
   } else {
@@ -79,7 +82,18 @@ step_graph::step_graph(const step_plan& plan, const device_step& step, const for
     carrier_kind_ = plan.nodes[step.settings_node()].kind;
     carrier_node_ = nodes_[step.settings_node()];
   }
-  for (const branch& each : now.branches) capture_branch(now, each);
+}
+
+void step_graph::capture_apart(recording& now, std::size_t node) {
+  const plan_node& planned = now.plan.nodes[node];
+  capture_scope capture(now.stream.get());
+  const captured_foreign_work captured = capture_foreign_work(
+      planned, now.callbacks[node], now.step.context_on(now.stream.get()));
+  if (captured.forked) now.forked = planned.name;
+  check_body_nodes(captured.nodes, words_of(planned));
+  foreign_nodes_[node] = captured.nodes.size();
+  if (captured.nodes.empty()) return;
+  finish_naming_forks(now, [&] { now.apart[node] = capture.finish(); });
 }
 
 void step_graph::capture_step(recording& now) {
@@ -87,12 +101,13 @@ void step_graph::capture_step(recording& now) {
   for (std::size_t node = 0; node < now.plan.nodes.size(); ++node) {
     const plan_node& planned = now.plan.nodes[node];
     if (planned.only_if_applied) {
-      begin_branch(now, node);
+      add_branch(now, node);
+    } else if (planned.kind == node_kind::foreign && looped_) {
+      if (now.apart[node]) add_child_graph(stream, now.apart[node].get(), words_of(planned));
     } else if (planned.kind == node_kind::foreign) {
       const captured_foreign_work captured =
           capture_foreign_work(planned, now.callbacks[node], now.step.context_on(stream));
       if (captured.forked) now.forked = planned.name;
-      if (looped_) check_body_nodes(captured.nodes, words_of(planned));
       foreign_nodes_[node] = captured.nodes.size();
     } else {
       now.step.enqueue(node, {}, looped_ ? order_in_a_loop : now.step.order_of(node), stream);
@@ -122,25 +137,14 @@ void step_graph::capture_loop(recording& now, std::uint32_t steps) {
   finish_naming_forks(now, [&] { body.finish(); });
 }
 
-void step_graph::begin_branch(recording& now, std::size_t node) {
+void step_graph::add_branch(recording& now, std::size_t node) {
   const plan_node& planned = now.plan.nodes[node];
   const cudaStream_t stream = now.stream.get();
   const std::string what = words_of(planned);
   const cudaGraphConditionalHandle applied = make_condition(stream, what);
   check(launch_set_condition(applied, now.step.block(), stream), planned.name.c_str());
-  now.branches.push_back(
-      {node, add_conditional_node(stream, applied, cudaGraphCondTypeIf, what).body});
-}
-
-void step_graph::capture_branch(recording& now, const branch& each) {
-  const plan_node& planned = now.plan.nodes[each.node];
-  const cudaStream_t stream = now.stream.get();
-  body_capture body(stream, each.body, words_of(planned));
-  const captured_foreign_work captured =
-      capture_foreign_work(planned, now.callbacks[each.node], now.step.context_on(stream));
-  body.finish();
-  check_body_nodes(captured.nodes, words_of(planned));
-  foreign_nodes_[each.node] = captured.nodes.size();
+  const cudaGraph_t body = add_conditional_node(stream, applied, cudaGraphCondTypeIf, what).body;
+  fill_body(body, now.apart[node].get());
 }
 
 unique_graph_exec step_graph::instantiate() const {

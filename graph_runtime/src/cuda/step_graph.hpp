@@ -58,15 +58,13 @@ class step_graph {
 
  private:
   struct recording;
-  /// Foreign work that a skipped step leaves out, and the graph that shall hold it.
-  struct branch {
-    std::size_t node;
-    cudaGraph_t body;
-  };
+  /// Captures foreign work for a conditional body into a graph of its own, before anything else. A
+  /// call that invalidates a capture into a body would have the driver free the body, which the
+  /// graph around it would then free again.
+  void capture_apart(recording& now, std::size_t node);
   void capture_step(recording& now);
   void capture_loop(recording& now, std::uint32_t steps);
-  void begin_branch(recording& now, std::size_t node);
-  void capture_branch(recording& now, const branch& each);
+  void add_branch(recording& now, std::size_t node);
   template <class Finish>
   static void finish_naming_forks(const recording& now, Finish&& finish);
 
