@@ -214,18 +214,30 @@ double executor_adapter::first_value(std::size_t operand) const {
   return static_cast<double>(values(0, operand).at(0));
 }
 
-void executor_adapter::rebind(std::size_t tensor, std::size_t operand,
-                              std::span<const std::byte> contents, std::uint64_t offset) {
+std::size_t executor_adapter::add_placement(std::size_t tensor, std::size_t operand,
+                                            std::span<const std::byte> contents,
+                                            std::uint64_t offset) {
   block fresh;
   const std::size_t begin = append_guarded(
       fresh.guarded, contents, offset * stored_size(problem_.tensors[tensor].signature, operand));
   fresh.operands.push_back({begin, contents.size()});
   fresh.memory = allocate(fresh.guarded.size());
   copy_in(fresh.memory, fresh.guarded, false);
-  locations_[tensor][operand] = {blocks_.size(), begin};
+  placements_.push_back({tensor, operand, {blocks_.size(), begin}});
   blocks_.push_back(std::move(fresh));
-  get().rebind(static_cast<tensor_id>(tensor), static_cast<operand_kind>(operand),
-               address_of(tensor, operand));
+  return placements_.size() - 1;
+}
+
+void executor_adapter::bind(std::size_t number) {
+  const placement& bound = placements_[number];
+  locations_[bound.tensor][bound.operand] = bound.at;
+  get().rebind(static_cast<tensor_id>(bound.tensor), static_cast<operand_kind>(bound.operand),
+               address_of(bound.tensor, bound.operand));
+}
+
+void executor_adapter::rebind(std::size_t tensor, std::size_t operand,
+                              std::span<const std::byte> contents, std::uint64_t offset) {
+  bind(add_placement(tensor, operand, contents, offset));
 }
 
 void executor_adapter::expect_guards_intact() const {

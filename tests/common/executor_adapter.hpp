@@ -58,6 +58,13 @@ class executor_adapter {
   void rebind(std::size_t tensor, std::size_t operand, std::span<const std::byte> contents,
               std::uint64_t offset = 0);
 
+  /// Memory with these contents that an operand of a tensor may be bound to, from time to time.
+  /// Returns its number.
+  std::size_t add_placement(std::size_t tensor, std::size_t operand,
+                            std::span<const std::byte> contents, std::uint64_t offset = 0);
+  /// Points the operand that the placement was made for at it. Does not wait for launches.
+  void bind(std::size_t placement);
+
   /// Brings the executor to another problem. Tensors of the same name, size and signature keep
   /// their memory, others get memory of their own with the contents of `next`. If it throws, the
   /// adapter stays at the problem before.
@@ -107,6 +114,12 @@ class executor_adapter {
   device_location device_;
   std::vector<block> blocks_;
   std::vector<operand_locations> locations_;
+  struct placement {
+    std::size_t tensor = 0;
+    std::size_t operand = 0;
+    location at;
+  };
+  std::vector<placement> placements_;
   std::vector<std::size_t> inputs_;  ///< where each input is in the first block
 };
 

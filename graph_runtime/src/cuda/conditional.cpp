@@ -94,10 +94,9 @@ conditional_node add_conditional_node(cudaStream_t stream, cudaGraphConditionalH
 void add_child_graph(cudaStream_t stream, cudaGraph_t child, const std::string& what) {
   const capture_state capture = read_capture(stream);
   cudaGraphNode_t added = nullptr;
-  check_capture_call(
-      cudaGraphAddChildGraphNode(&added, capture.graph, capture.dependencies.data(),
-                                 capture.dependencies.size(), child),
-      "cudaGraphAddChildGraphNode", what);
+  check_capture_call(cudaGraphAddChildGraphNode(&added, capture.graph, capture.dependencies.data(),
+                                                capture.dependencies.size(), child),
+                     "cudaGraphAddChildGraphNode", what);
   check_capture_call(cudaStreamUpdateCaptureDependencies(stream, &added, nullptr, 1,
                                                          cudaStreamSetCaptureDependencies),
                      "cudaStreamUpdateCaptureDependencies", what);

@@ -42,7 +42,7 @@ struct step_graph::recording {
   std::vector<foreign_callback> callbacks;
   unique_stream stream;
   std::vector<unique_graph> apart = {};  ///< foreign work for bodies, by plan node; null: nothing
-  std::string forked = {};            ///< foreign work that left a fork without a join
+  std::string forked = {};               ///< foreign work that left a fork without a join
 };
 
 template <class Finish>
@@ -87,8 +87,8 @@ step_graph::step_graph(const step_plan& plan, const device_step& step, const for
 void step_graph::capture_apart(recording& now, std::size_t node) {
   const plan_node& planned = now.plan.nodes[node];
   capture_scope capture(now.stream.get());
-  const captured_foreign_work captured = capture_foreign_work(
-      planned, now.callbacks[node], now.step.context_on(now.stream.get()));
+  const captured_foreign_work captured =
+      capture_foreign_work(planned, now.callbacks[node], now.step.context_on(now.stream.get()));
   if (captured.forked) now.forked = planned.name;
   check_body_nodes(captured.nodes, words_of(planned));
   foreign_nodes_[node] = captured.nodes.size();
