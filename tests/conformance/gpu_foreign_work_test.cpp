@@ -199,7 +199,7 @@ TEST_P(GpuForeignWork, MissingEmptyAndSurplusCallbacksAreRefusedByName) {
   const auto refuse = [&](const foreign_work& work, const std::vector<std::string>& words) {
     expect_error<usage_error>([&] { foreign_run run(GetParam(), plan, work); }, words);
   };
-  refuse({}, {"'mean'", "no callback"});
+  refuse({}, {"'reduce'", "no callback"});
   refuse({{"mean", nothing}}, {"'reduce'", "no callback"});
   refuse({{"mean", nothing}, {"reduce", {}}}, {"'reduce'", "no callback"});
   refuse({{"mean", nothing}, {"reduce", nothing}, {"sum", nothing}}, {"'sum'", "no place"});
