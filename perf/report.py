@@ -18,7 +18,7 @@ BEGIN = "<!-- perf:begin -->"
 END = "<!-- perf:end -->"
 
 # What the README shows; the rest is printed only.
-README_SECTIONS = ("adam", "peers", "replay")
+README_SECTIONS = ("adam", "step", "peers", "replay")
 
 # Elements from which launches and caches no longer show in a bandwidth.
 LONG_ENOUGH_FOR_BANDWIDTH = 100_000_000
@@ -171,6 +171,31 @@ def replay_section(results):
     return table(headings, rows)
 
 
+def step_section(results):
+    rows = [
+        (
+            grouped_size(parts[0]),
+            parts[1].replace("+", ", "),
+            f"{b['replay_gpu_us']:,.1f}",
+            f"{b['floor_us']:,.1f}",
+            f"{b['floor_ratio']:.3f}",
+            f"{b['replay_cpu_us']:.2f}",
+            f"{b['kernel_nodes']:.0f}",
+        )
+        for parts, b in results.of("step")
+    ]
+    headings = (
+        "tensors",
+        "step",
+        "GPU µs a replay",
+        "its parts alone µs",
+        "replay / parts",
+        "CPU µs",
+        "kernels",
+    )
+    return table(headings, rows)
+
+
 def update_section(results):
     rows = [
         (
@@ -217,6 +242,7 @@ def host_section(results):
 SECTIONS = {
     "adam": ("The update, replayed as a graph", adam_section),
     "peers": ("Beside other implementations, in one process on the same tensors", peers_section),
+    "step": ("The whole step, beside the fastest kernel for each of its parts", step_section),
     "replay": ("What a step costs beside its memory traffic (AdamW with clipping)", replay_section),
     "update": ("Changing a learning rate or a gradient's address between replays", update_section),
     "instantiate": ("Getting a step running", instantiate_section),

@@ -4,7 +4,7 @@
 #   perf/run_all.sh BIN OUTDIR [part]...
 #
 # BIN: the build's perf directory, built here or carried here. OUTDIR: receives one JSON file a part.
-# Parts: adam replay update instantiate host peers; all of them if none is named (a few minutes
+# Parts: adam step replay update instantiate host peers; all of them if none is named (a few minutes
 # on an H200). PYTHON: the interpreter that has torch (default python3). Runs all parts even when one
 # failed; the exit status is then 1.
 set -uo pipefail
@@ -15,7 +15,7 @@ bin=$(cd "$1" && pwd) || exit 2
 mkdir -p "$2" && out=$(cd "$2" && pwd) || exit 2
 shift 2
 parts=("$@")
-[ $# -gt 0 ] || parts=(adam replay update instantiate host peers)
+[ $# -gt 0 ] || parts=(adam step replay update instantiate host peers)
 python=${PYTHON:-python3}
 failed=()
 
@@ -43,7 +43,7 @@ peers() {
 
 for part in "${parts[@]}"; do
   case $part in
-    adam | replay | update | instantiate | host) bench "${part}_bench" ;;
+    adam | step | replay | update | instantiate | host) bench "${part}_bench" ;;
     peers)
       peers peers_f32
       peers peers_bf16 --dtype bf16
