@@ -85,13 +85,14 @@ INSTANTIATE_TEST_SUITE_P(
         wrong_usage{"ZeroedAndUnscaled",
                     {"inspect", "--zero-gradients", "--unscale-gradients"},
                     "zero_gradients and unscale_gradients"},
+        wrong_usage{"NoRepetitions", {"bench", "--repetitions", "0"}, "--repetitions"},
         wrong_usage{"HeadsThatDoNotDivide",
                     {"train", "--width", "30", "--heads", "4"},
                     "30 is not a multiple of --heads 4"}),
     [](const auto& instance) { return std::string(instance.param.name); });
 
 TEST(Usage, EveryCommandExplainsItself) {
-  for (const char* name : {"train", "inspect", "doctor"}) {
+  for (const char* name : {"train", "inspect", "bench", "doctor"}) {
     const program_result result = run_program({name, "--help"});
     EXPECT_EQ(result.exit_code, 0) << name;
     EXPECT_THAT(result.out, HasSubstr("--json")) << name;
@@ -102,7 +103,8 @@ TEST(Usage, EveryCommandExplainsItself) {
 TEST(Usage, HelpListsTheCommands) {
   const program_result result = run_program({"--help"});
   EXPECT_EQ(result.exit_code, 0);
-  EXPECT_THAT(result.out, AllOf(HasSubstr("train"), HasSubstr("inspect"), HasSubstr("doctor")));
+  EXPECT_THAT(result.out, AllOf(HasSubstr("train"), HasSubstr("inspect"), HasSubstr("bench"),
+                                HasSubstr("doctor")));
 }
 
 TEST(Usage, SaysItsVersion) {
@@ -112,7 +114,7 @@ TEST(Usage, SaysItsVersion) {
 }
 
 TEST(Usage, UnwritableFileIsAnError) {
-  for (const char* command : {"inspect", "doctor"}) {
+  for (const char* command : {"inspect", "bench", "doctor"}) {
     const program_result result = run_program({command, "--json", "/nowhere/result.json"});
     EXPECT_EQ(result.exit_code, 1) << command;
     EXPECT_THAT(result.err, HasSubstr("stepgraph: error: cannot write '/nowhere/result.json'"));
