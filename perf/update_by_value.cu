@@ -8,8 +8,6 @@ namespace {
 struct terms_by_value {
   math::adam_terms terms;
 
-  __device__ void wait() const { cuda::wait_for_predecessors(); }
-
   __device__ cuda::block_terms read(std::uint32_t) const { return {terms, 1, false}; }
 };
 

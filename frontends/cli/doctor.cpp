@@ -248,8 +248,10 @@ void check_gpu(diagnosis& result, int device, int driver) {
           "needs compute capability 9.0; kernels of a step run one after the other");
   feature("memory pools", attribute(cudaDevAttrMemoryPoolsSupported, device) != 0, "supported",
           "not supported by this GPU or driver");
-  feature("conditional graph nodes", driver >= 12040, "supported by the driver",
-          "need a driver for CUDA 12.4; the step does not use them");
+  feature(
+      "conditional graph nodes", conditional_nodes_supported(), "supported by the driver",
+      "need a driver for CUDA 12.4; foreign work that skipped steps leave out and several steps "
+      "a launch are refused");
   feature("updates of single graph nodes", driver >= 11000, "supported by the driver",
           "need a newer driver");
 

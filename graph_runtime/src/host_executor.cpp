@@ -2,7 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "foreign_callbacks.hpp"
 #include "pending_changes.hpp"
+#include "plan_update.hpp"
 #include "record_ring.hpp"
 #include "step_tables.hpp"
 #include "stepgraph/error.hpp"
@@ -12,17 +18,22 @@ namespace stepgraph {
 
 /// The step block in host memory.
 struct host_executor::state {
+  std::vector<std::function<void()>> foreign;  ///< of each node
   detail::step_block_image image;
+  /// The table as of the launch in progress: re-binding may change the executor's meanwhile.
+  std::vector<tensor_descriptor> tensors;
   std::vector<math::adam_terms> terms;
-  math::prepared_step prepared_step;
   std::vector<math::prepared_group> prepared_groups;
   std::vector<double> totals;  ///< of the norm groups, then the zeros
   record_ring_view records;
   std::vector<setting> settings;  ///< of the launch in progress
   std::uint64_t serial = 0;       ///< of the latest batch of settings
 
-  explicit state(const step_plan& plan)
-      : image(plan),
+  state(const step_plan& plan, const detail::step_tables& tables, detail::step_block_image contents,
+        const host_foreign_work& work)
+      : foreign(detail::callbacks_by_node(plan, work)),
+        image(std::move(contents)),
+        tensors(tables.tensors),
         terms(plan.groups.size()),
         prepared_groups(plan.groups.size()),
         totals(plan.norm_groups.size() + 1) {}
@@ -35,7 +46,6 @@ struct host_executor::state {
     block.progress = image.progress.data();
     block.schedules = {image.schedule_segments.data(), image.schedule_table.data()};
     block.terms = terms.data();
-    block.prepared_step = &prepared_step;
     block.prepared_groups = prepared_groups.data();
     block.norms = image.norms.data();
     block.group_count = static_cast<std::uint32_t>(terms.size());
@@ -45,18 +55,28 @@ struct host_executor::state {
   }
 };
 
-host_executor::host_executor(step_plan plan) : executor(std::move(plan)) {
+namespace {
+
+/// The ring of a plan that writes records, after so many launches; null if it writes none.
+std::unique_ptr<detail::record_ring> make_ring(const step_plan& plan, std::uint64_t launches) {
+  if (plan.options.record_capacity == 0) return nullptr;
+  const std::shared_ptr<void> memory(::operator new(detail::record_ring::bytes_for(plan)),
+                                     [](void* bytes) { ::operator delete(bytes); });
+  return std::make_unique<detail::record_ring>(plan, memory, launches);
+}
+
+}  // namespace
+
+host_executor::host_executor(step_plan plan, host_foreign_work foreign)
+    : executor(std::move(plan)) {
   const step_plan& checked = this->plan();
   if (checked.device.kind != device_kind::host) {
     throw usage_error(fmt::format("the plan's tensors are on {}, expected host for host_executor",
                                   name_of(checked.device)));
   }
-  state_ = std::make_unique<state>(checked);
-  if (checked.options.record_capacity == 0) return;
-  const std::shared_ptr<void> memory(::operator new(detail::record_ring::bytes_for(checked)),
-                                     [](void* bytes) { ::operator delete(bytes); });
-  auto records = std::make_unique<detail::record_ring>(checked, memory);
-  state_->records = records->view();
+  state_ = std::make_unique<state>(checked, tables(), detail::step_block_image(checked), foreign);
+  auto records = make_ring(checked, 0);
+  if (records) state_->records = records->view();
   set_records(std::move(records));
 }
 
@@ -66,10 +86,33 @@ host_executor& host_executor::operator=(host_executor&&) noexcept = default;
 
 void host_executor::check_memory(const void*, const std::string&, operand_kind) const {}
 
+void host_executor::check_inputs(const step_plan&) const {}
+
+device_location host_executor::device() const { return {device_kind::host, 0}; }
+
+update_report host_executor::update(step_plan next, std::optional<host_foreign_work> foreign) {
+  const auto update = prepare_update(std::move(next));
+  const bool in_place = update->need.path <= update_path::table_write;
+  // Built apart and moved in: the loss scale keeps its address.
+  state fresh(*update->plan, *update->tables,
+              detail::continued(state_->image, plan(), *update->plan, update->need),
+              foreign ? *foreign : detail::callbacks_by_name(plan(), state_->foreign));
+  auto records = in_place ? nullptr : make_ring(*update->plan, fresh.image.scalars.launches);
+  if (in_place) fresh.records = state_->records;
+  if (records) fresh.records = records->view();
+  update->report.path = std::min(update->report.path, update_path::table_write);
+  if (!in_place) drain_records();
+  return commit_rebuilt(*update, in_place ? nullptr : &records, [&] { std::swap(*state_, fresh); });
+}
+
 void host_executor::launch() {
+  check_ledger();
   settings_batch batch;
+  state_->settings.clear();
   if (pending().any()) {
-    pending().take(state_->settings, [] {});
+    pending().take(state_->settings, [&](const detail::changed_parts& changed) {
+      if (changed.tensors) state_->tensors = tables().tensors;
+    });
     batch.entries = state_->settings.data();
     batch.count = static_cast<std::uint32_t>(state_->settings.size());
     batch.serial = ++state_->serial;
@@ -79,7 +122,7 @@ void host_executor::launch() {
   gradient_statistics statistics;
   for (std::size_t i = 0; i < plan().nodes.size(); ++i) {
     const auto chunks = tables().node_chunks[i];
-    const tensor_descriptor* const tensors = tables().tensors.data();
+    const tensor_descriptor* const tensors = state_->tensors.data();
     switch (plan().nodes[i].kind) {
       case node_kind::grad_stats:
         statistics = host::grad_stats(tables().statistics_view(tensors, tables().statistics_data(),
@@ -108,6 +151,15 @@ void host_executor::launch() {
         host::scale_gradients({tensors, tables().chunks.data() + chunks.first, chunks.count},
                               block);
         break;
+      case node_kind::foreign:
+        if (plan().nodes[i].only_if_applied && block.scalars->skip != 0) break;
+        try {
+          state_->foreign[i]();
+        } catch (...) {
+          if (i < plan().advance_node()) pending().give_back(state_->settings);
+          throw;
+        }
+        break;
     }
   }
 }
@@ -115,6 +167,8 @@ void host_executor::launch() {
 const float* host_executor::loss_scale_address() const noexcept {
   return &state_->image.scalars.next_loss_scale.scale;
 }
+
+double* host_executor::totals_address() noexcept { return state_->totals.data(); }
 
 step_status host_executor::status() {
   return detail::make_status(state_->image.scalars, state_->image.progress, state_->image.norms);

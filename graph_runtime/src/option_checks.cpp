@@ -62,8 +62,11 @@ void check_group_options(const group_options& options) {
 }
 
 void check_loss_scale(double value) {
-  if (!(value > 0.0) || !std::isfinite(value)) {
-    throw usage_error(fmt::format("loss_scale is {}, expected a finite number above 0", value));
+  // It is kept in f32, where it must still be one.
+  const auto kept = static_cast<float>(value);
+  if (!(kept > 0.0f) || !std::isfinite(kept)) {
+    throw usage_error(
+        fmt::format("loss_scale is {}, expected a finite number above 0 in f32", value));
   }
 }
 
@@ -98,6 +101,7 @@ void check_step_options(const step_options& options) {
     if (scaling.growth_interval == 0) {
       throw usage_error("scaling.growth_interval is 0, expected at least 1");
     }
+    if (scaling.hysteresis == 0) throw usage_error("scaling.hysteresis is 0, expected at least 1");
     if (!(scaling.minimum >= 0.0) || !std::isfinite(scaling.minimum)) {
       throw usage_error(fmt::format("scaling.minimum is {}, expected a finite number of at least 0",
                                     scaling.minimum));
@@ -110,6 +114,12 @@ void check_step_options(const step_options& options) {
   }
   if (options.zero_gradients && options.unscale_gradients) {
     throw usage_error("zero_gradients and unscale_gradients are both on, expected one of them");
+  }
+}
+
+void check_runnable(const step_plan& plan) {
+  if (plan.shapes_only) {
+    throw usage_error("the plan was built to inspect shapes, expected a plan with memory");
   }
 }
 

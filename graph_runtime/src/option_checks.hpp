@@ -20,6 +20,9 @@ void check_max_grad_norm(double value);
 void check_skip_above_norm(double value);
 void check_step_options(const step_options& options);
 
+/// A plan that no executor can run: built to inspect shapes.
+void check_runnable(const step_plan& plan);
+
 /// Null (unless there are no elements) or misaligned for the format.
 void check_address(const std::string& tensor, const char* operand, const void* data,
                    std::uint64_t numel, storage_format format);

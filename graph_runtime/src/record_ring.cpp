@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <iterator>
 #include <memory>
+#include <utility>
 
 namespace stepgraph::detail {
 namespace {
@@ -25,13 +27,15 @@ std::size_t record_ring::bytes_for(const step_plan& plan) {
   return slots_bytes(plan) + slots_of(plan) * plan.groups.size() * sizeof(record_group);
 }
 
-record_ring::record_ring(const step_plan& plan, std::shared_ptr<void> memory)
+record_ring::record_ring(const step_plan& plan, std::shared_ptr<void> memory,
+                         std::uint64_t launches)
     : memory_(std::move(memory)),
       slots_(static_cast<record_slot*>(memory_.get())),
       groups_(reinterpret_cast<record_group*>(static_cast<std::byte*>(memory_.get()) +
                                               slots_bytes(plan))),
       capacity_(static_cast<std::uint32_t>(slots_of(plan))),
-      group_count_(static_cast<std::uint32_t>(plan.groups.size())) {
+      group_count_(static_cast<std::uint32_t>(plan.groups.size())),
+      next_(launches + 1) {
   std::uninitialized_value_construct_n(slots_, capacity_);
   std::uninitialized_value_construct_n(groups_, std::size_t{capacity_} * group_count_);
 }
@@ -72,10 +76,13 @@ record_batch record_ring::read() {
       ++next_;
       continue;
     }
-    // Records are written in order: if a later one is there, this one was, and is gone. One slot of
-    // the ring is always empty, so look at two.
-    const std::uint64_t found = std::max(sequence_in(slots_[(next_ - 1) % capacity_]),
-                                         sequence_in(slots_[next_ % capacity_]));
+    // Records are written in order: if a later one is there, this one was. One slot of the ring is
+    // always empty, so look at two; at the later one first, lest a record that is written in
+    // between be taken for lost.
+    const std::uint64_t later = sequence_in(slots_[next_ % capacity_]);
+    const std::uint64_t here = sequence_in(slots_[(next_ - 1) % capacity_]);
+    if (here == next_) continue;
+    const std::uint64_t found = std::max(later, here);
     if (found <= next_) return batch;
     // With record n there, at least those of the ring's last slots before it are.
     const std::uint64_t oldest = found > capacity_ ? found - capacity_ + 2 : next_ + 1;
@@ -83,6 +90,36 @@ record_batch record_ring::read() {
     batch.overwritten += resume - next_;
     next_ = resume;
   }
+}
+
+void record_reader::collect() {
+  if (!ring_) return;
+  record_batch fresh = ring_->read();
+  kept_.overwritten += fresh.overwritten;
+  kept_.records.insert(kept_.records.end(), std::make_move_iterator(fresh.records.begin()),
+                       std::make_move_iterator(fresh.records.end()));
+}
+
+record_batch record_reader::read() {
+  const std::lock_guard lock(mutex_);
+  collect();
+  return std::exchange(kept_, {});
+}
+
+void record_reader::drain() {
+  const std::lock_guard lock(mutex_);
+  collect();
+  // Nobody may ever read: the memory stays bounded through any number of updates.
+  const std::size_t limit = ring_ ? ring_->capacity() - 1 : kept_.records.size();
+  if (kept_.records.size() <= limit) return;
+  const auto excess = static_cast<std::ptrdiff_t>(kept_.records.size() - limit);
+  kept_.records.erase(kept_.records.begin(), kept_.records.begin() + excess);
+  kept_.overwritten += static_cast<std::uint64_t>(excess);
+}
+
+std::unique_ptr<record_ring> record_reader::replace(std::unique_ptr<record_ring> ring) noexcept {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(ring_, std::move(ring));
 }
 
 }  // namespace stepgraph::detail

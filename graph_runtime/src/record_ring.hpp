@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 
 #include "stepgraph/kernels/record_ring.hpp"
 #include "stepgraph/step_plan.hpp"
@@ -16,14 +17,18 @@ class record_ring {
   /// Bytes of the ring of a plan.
   static std::size_t bytes_for(const step_plan& plan);
 
-  /// `memory` holds bytes_for(plan) bytes, aligned to 16.
-  record_ring(const step_plan& plan, std::shared_ptr<void> memory);
+  /// `memory` holds bytes_for(plan) bytes, aligned to 16. `launches` have been made before the
+  /// first one that writes into it.
+  record_ring(const step_plan& plan, std::shared_ptr<void> memory, std::uint64_t launches = 0);
 
   /// For the step that writes it.
   record_ring_view view() const noexcept;
 
   /// Takes the records that are complete.
   record_batch read();
+
+  /// One more than the records it holds.
+  std::uint32_t capacity() const noexcept { return capacity_; }
 
  private:
   /// Copies record number `next_` if its slot holds it, undisturbed.
@@ -34,7 +39,26 @@ class record_ring {
   record_group* groups_;
   std::uint32_t capacity_;
   std::uint32_t group_count_;
-  std::uint64_t next_ = 1;
+  std::uint64_t next_;
+};
+
+/// The ring of an executor, through updates that replace it. Safe from any thread.
+class record_reader {
+ public:
+  /// What is complete and was not taken yet, of earlier rings too.
+  record_batch read();
+  /// Keeps what the ring holds, for a later `read`; no more than a ring full of records.
+  void drain();
+  /// The step writes into another ring from now on; null: none. What the old one held is lost
+  /// unless it was drained. Returns the old one.
+  std::unique_ptr<record_ring> replace(std::unique_ptr<record_ring> ring) noexcept;
+
+ private:
+  void collect();
+
+  std::mutex mutex_;
+  std::unique_ptr<record_ring> ring_;
+  record_batch kept_;
 };
 
 }  // namespace stepgraph::detail

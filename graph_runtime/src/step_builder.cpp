@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <limits>
 
+#include "foreign_nodes.hpp"
 #include "option_checks.hpp"
+#include "statistics_layout.hpp"
 #include "stepgraph/error.hpp"
 #include "stepgraph/kernels/launch_shape.hpp"
 
@@ -254,6 +256,11 @@ tensor_id step_builder::add_gradient(group_id group, std::string name, tensor_vi
   return static_cast<tensor_id>(tensors_.size() - 1);
 }
 
+void step_builder::add_foreign_work(foreign_node work) {
+  detail::check_foreign_node(work, foreign_);
+  foreign_.push_back(std::move(work));
+}
+
 void step_builder::set_options(const step_options& options) {
   detail::check_step_options(options);
   options_ = options;
@@ -278,10 +285,10 @@ step_plan step_builder::build() const {
     add_tensor_to(scaling, id, tensor, options_);
   }
   const bool measured = measures_gradients(options_);
-  if (measured) plan.nodes.push_back(statistics_node(updates, scaling));
+  if (measured) plan.nodes.push_back(statistics_node(updates, scaling, plan));
   if (!measured || options_.exchange_totals) {
     plan_node advance = node_of(node_kind::advance_step, "advance_step");
-    advance.blocks = 1;
+    advance.blocks = prepare_blocks(group_count());
     advance.threads = advance_step_threads;
     plan.nodes.push_back(std::move(advance));
   }
@@ -293,7 +300,12 @@ step_plan step_builder::build() const {
     set_blocks(node, node.chunks * update_blocks_per_chunk, update_threads);
     plan.nodes.push_back(std::move(node));
   }
-  for (std::uint32_t i = 1; i < plan.nodes.size(); ++i) plan.edges.push_back({i - 1, i, true});
+  detail::place_foreign_nodes(plan, foreign_);
+  for (std::uint32_t i = 1; i < plan.nodes.size(); ++i) {
+    const bool kernels =
+        plan.nodes[i - 1].kind != node_kind::foreign && plan.nodes[i].kind != node_kind::foreign;
+    plan.edges.push_back({i - 1, i, kernels});
+  }
   return plan;
 }
 
@@ -316,14 +328,20 @@ std::vector<plan_node> step_builder::update_nodes() const {
 }
 
 plan_node step_builder::statistics_node(const std::vector<plan_node>& updates,
-                                        const plan_node& scaling) const {
+                                        const plan_node& scaling, const step_plan& plan) const {
   plan_node node = node_of(node_kind::grad_stats, "grad_stats");
   for (const plan_node& update : updates) {
     for (const tensor_id id : update.tensors) add_tensor_to(node, id, tensors_[id], options_);
   }
   for (const tensor_id id : scaling.tensors) add_tensor_to(node, id, tensors_[id], options_);
-  node.blocks = statistics_blocks(node.chunks) + (options_.exchange_totals ? 0 : 1);
-  node.threads = statistics_threads;
+  std::vector<std::uint64_t> group_chunks(plan.norm_groups.size());
+  for (const tensor_id id : node.tensors) {
+    group_chunks[plan.norm_group_of[tensors_[id].group]] +=
+        chunk_count(tensors_[id].operands.parameter.numel);
+  }
+  // Beside them, those that prepare the step; the first of them also gathers.
+  const std::uint32_t advancing = options_.exchange_totals ? 1 : prepare_blocks(group_count());
+  set_blocks(node, detail::statistics_blocks_of(group_chunks) + advancing, statistics_threads);
   return node;
 }
 

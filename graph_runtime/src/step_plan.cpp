@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace stepgraph {
 
 bool measures_gradients(const step_options& options) {
@@ -34,10 +36,25 @@ std::uint64_t step_plan::bytes_written() const {
   return bytes;
 }
 
+std::size_t step_plan::advance_node() const {
+  const auto advances = [&](const plan_node& node) {
+    return node.kind == node_kind::advance_step ||
+           (node.kind == node_kind::grad_stats && !options.exchange_totals);
+  };
+  return static_cast<std::size_t>(std::find_if(nodes.begin(), nodes.end(), advances) -
+                                  nodes.begin());
+}
+
 std::string to_dot(const step_plan& plan) {
   std::string dot = "digraph step {\n  rankdir=LR;\n  node [shape=box];\n";
   for (std::size_t i = 0; i < plan.nodes.size(); ++i) {
     const plan_node& node = plan.nodes[i];
+    if (node.kind == node_kind::foreign) {
+      dot += fmt::format("  n{} [label=\"{}\\nforeign work{}\", shape={}];\n", i, node.name,
+                         node.only_if_applied ? "\\nIF applied" : "",
+                         node.only_if_applied ? "diamond" : "ellipse");
+      continue;
+    }
     dot += fmt::format(
         "  n{} [label=\"{}\\n{} tensors, {} blocks x {} threads\\nread {} B, write {} B\"];\n", i,
         node.name, node.tensors.size(), node.blocks, node.threads, node.bytes_read,

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "stepgraph/kernels/launch_shape.hpp"
+#include "statistics_layout.hpp"
 
 namespace stepgraph::detail {
 namespace {
@@ -57,23 +57,19 @@ void step_tables::place_statistics_chunks(const step_plan& plan) {
     norm_group_ends.push_back(statistics_blocks(chunks.size()));
     return;
   }
-  // Filling up a group changes the number of chunks, and with it the chunks of a block: settle on
-  // what the whole list, filled up, asks for.
-  std::uint64_t count = statistics->chunks;
-  for (;;) {
-    const std::uint32_t per_block = chunks_per_statistics_block(count);
-    statistics_chunks.clear();
-    norm_group_ends.clear();
-    for (std::uint32_t group = 0; group < plan.norm_groups.size(); ++group) {
-      for (const tensor_id id : statistics->tensors) {
-        if (plan.norm_group_of[plan.tensors[id].group] != group) continue;
-        append_chunks(statistics_chunks, id, tensors[id].numel);
-      }
-      while (statistics_chunks.size() % per_block != 0) statistics_chunks.push_back({no_tensor, 0});
-      norm_group_ends.push_back(static_cast<std::uint32_t>(statistics_chunks.size() / per_block));
+  std::vector<std::uint64_t> group_chunks(plan.norm_groups.size());
+  for (const tensor_id id : statistics->tensors) {
+    group_chunks[plan.norm_group_of[plan.tensors[id].group]] += chunk_count(tensors[id].numel);
+  }
+  const std::uint32_t per_block = statistics_chunks_per_block(group_chunks);
+  for (std::uint32_t group = 0; group < plan.norm_groups.size(); ++group) {
+    for (const tensor_id id : statistics->tensors) {
+      if (plan.norm_group_of[plan.tensors[id].group] != group) continue;
+      append_chunks(statistics_chunks, id, tensors[id].numel);
     }
-    count = statistics_chunks.size();
-    if (chunks_per_statistics_block(count) == per_block) return;
+    const std::uint64_t end = filled_up(statistics_chunks.size(), per_block);
+    norm_group_ends.push_back(static_cast<std::uint32_t>(end / per_block));
+    if (plan.norm_groups.size() > 1) statistics_chunks.resize(end, {no_tensor, 0});
   }
 }
 
@@ -92,32 +88,47 @@ statistics_table_view step_tables::statistics_view(const tensor_descriptor* tens
           static_cast<std::uint32_t>(norm_group_ends.size())};
 }
 
-void step_tables::rebind(tensor_id tensor, operand_kind operand, void* data, std::uint8_t* scales) {
-  tensor_descriptor& descriptor = tensors[tensor];
+operand_slot slot_of(tensor_descriptor& descriptor, operand_kind operand) {
   switch (operand) {
-    case operand_kind::parameter:
-      descriptor.parameter = data;
-      break;
     case operand_kind::gradient:
-      descriptor.gradient = data;
-      break;
+      return {&descriptor.gradient, nullptr};
     case operand_kind::master:
-      descriptor.master = data;
-      descriptor.master_scales = scales;
-      break;
+      return {&descriptor.master, &descriptor.master_scales};
     case operand_kind::exp_avg:
-      descriptor.exp_avg = data;
-      descriptor.exp_avg_scales = scales;
-      break;
+      return {&descriptor.exp_avg, &descriptor.exp_avg_scales};
     case operand_kind::exp_avg_sq:
-      descriptor.exp_avg_sq = data;
-      descriptor.exp_avg_sq_scales = scales;
-      break;
+      return {&descriptor.exp_avg_sq, &descriptor.exp_avg_sq_scales};
     case operand_kind::max_exp_avg_sq:
-      descriptor.max_exp_avg_sq = data;
-      descriptor.max_exp_avg_sq_scales = scales;
+      return {&descriptor.max_exp_avg_sq, &descriptor.max_exp_avg_sq_scales};
+    case operand_kind::parameter:
       break;
   }
+  return {&descriptor.parameter, nullptr};
+}
+
+void* address_in(const tensor_descriptor& descriptor, operand_kind operand) {
+  tensor_descriptor copy = descriptor;
+  return *slot_of(copy, operand).data;
+}
+
+std::uint8_t* scales_in(const tensor_descriptor& descriptor, operand_kind operand) {
+  tensor_descriptor copy = descriptor;
+  std::uint8_t** const scales = slot_of(copy, operand).scales;
+  return scales == nullptr ? nullptr : *scales;
+}
+
+storage_format format_of(const update_signature& signature, operand_kind operand) {
+  const storage_format formats[operand_kinds] = {signature.parameter,  signature.gradient,
+                                                 signature.master,     signature.exp_avg,
+                                                 signature.exp_avg_sq, signature.max_exp_avg_sq};
+  return formats[static_cast<std::size_t>(operand)];
+}
+
+void step_tables::rebind(tensor_id tensor, operand_kind operand, void* data, std::uint8_t* scales) {
+  tensor_descriptor& descriptor = tensors[tensor];
+  const operand_slot slot = slot_of(descriptor, operand);
+  *slot.data = data;
+  if (slot.scales != nullptr) *slot.scales = scales;
   descriptor.vectorizable = all_operands_aligned(descriptor);
 }
 

@@ -48,6 +48,20 @@ struct step_tables {
   void place_statistics_chunks(const step_plan& plan);
 };
 
+/// Where a descriptor keeps one operand.
+struct operand_slot {
+  void** data;
+  std::uint8_t** scales;  ///< null: it never has any
+};
+operand_slot slot_of(tensor_descriptor& descriptor, operand_kind operand);
+
+/// What a descriptor keeps of one operand.
+void* address_in(const tensor_descriptor& descriptor, operand_kind operand);
+std::uint8_t* scales_in(const tensor_descriptor& descriptor, operand_kind operand);
+
+/// The format of one operand; none if the signature does not have it.
+storage_format format_of(const update_signature& signature, operand_kind operand);
+
 /// The initial contents of an executor's step block.
 struct step_block_image {
   step_scalars scalars;

@@ -11,33 +11,44 @@ static_assert(threads == prepare_threads);
 
 __global__ void __launch_bounds__(threads)
     advance_step_kernel(step_block_view block, const __grid_constant__ settings_batch settings,
-                        const double* totals) {
-  wait_for_predecessors();
-  retract(block.published);
+                        const double* totals, block_message* messages) {
+  __shared__ advance_memory memory;
   let_successors_start();
+  wait_for_predecessors();
+  if (blockIdx.x != 0) {
+    prepare_groups_for_block_0(block, settings, messages, memory);
+    return;
+  }
+  const math::prepared_group mine = prepare_step_in_block(block, settings, 0, memory);
   gradient_statistics statistics;
   if (totals != nullptr) {
     statistics.measured = 1;
-    statistics.total = math::combined_total(totals, block.norm_group_count, block.step->norm);
+    statistics.total = math::combined_total(totals, block.norm_group_count, memory.settings().norm);
     statistics.zeros = static_cast<std::uint64_t>(totals[block.norm_group_count]);
   }
-  prepare_step_in_block(block, settings);
-  finish_inputs inputs = read_finish_inputs(block);
-  __syncthreads();
   finish_step_in_block(
-      block, statistics, [&](std::uint32_t i) { return totals[i]; }, inputs);
+      block, settings, statistics, [&](std::uint32_t i) { return totals[i]; }, mine, messages,
+      memory);
 }
 
 __global__ void __launch_bounds__(threads)
     apply_settings_kernel(step_block_view block, const __grid_constant__ settings_batch settings) {
-  apply_settings_in_block(block, settings);
+  let_successors_start();
+  wait_for_predecessors();
+  std::uint64_t samples = 0;
+  apply_settings_in_block(block, settings, 0, block.group_count, true, samples);
+  // Every thread has read the serial.
+  __syncthreads();
+  if (threadIdx.x == 0 && settings.serial != 0) block.scalars->settings_serial = settings.serial;
 }
 
 }  // namespace
 
 cudaError_t launch_advance_step(const step_block_view& block, const settings_batch& settings,
-                                const double* totals, launch_order order, cudaStream_t stream) {
-  return launch(advance_step_kernel, 1, threads, order, stream, block, settings, totals);
+                                const double* totals, block_message* messages, launch_order order,
+                                cudaStream_t stream) {
+  return launch(advance_step_kernel, prepare_blocks(block.group_count), threads, order, stream,
+                block, settings, totals, messages);
 }
 
 cudaError_t launch_apply_settings(const step_block_view& block, const settings_batch& settings,

@@ -1,94 +1,122 @@
 #pragma once
 
+#include "block_message.cuh"
 #include "dependent_launch.cuh"
+#include "stepgraph/kernels/launch_shape.hpp"
 #include "stepgraph/kernels/step_block.hpp"
 #include "stepgraph/math/advance_step.hpp"
 
 /// Bodies that run in one thread block: the writers of the step's scalars.
 namespace stepgraph::cuda {
 
-/// Reads what another block of the same kernel may have written.
-template <class Value>
-__device__ __forceinline__ Value read_fresh(const Value* source) {
-  static_assert(sizeof(Value) % 8 == 0);
-  union {
-    unsigned long long words[sizeof(Value) / 8];
-    Value value;
-  } copy = {};
-#pragma unroll
-  for (unsigned i = 0; i < sizeof(Value) / 8; ++i) {
-    copy.words[i] = __ldcg(reinterpret_cast<const unsigned long long*>(source) + i);
-  }
-  return copy.value;
-}
-
-/// Applies the batch unless it was the last one applied. Ends with a block barrier.
+/// Applies the entries of a batch for groups [first_group, last_group) and, if asked, those of the
+/// whole step, unless the batch was applied before. `samples` receives a number of samples set.
 __device__ __forceinline__ void apply_settings_in_block(const step_block_view& block,
-                                                        const settings_batch& settings) {
-  // Every thread reads the serial before thread 0 writes it.
-  const bool fresh = settings.serial != 0 && settings.serial != block.scalars->settings_serial;
-  __syncthreads();
-  if (fresh) {
-    // No two entries of a batch name the same field of the same group, and no two fields share a
-    // word.
-    const setting* entries = settings.entries != nullptr ? settings.entries : settings.few;
-    for (std::uint32_t i = threadIdx.x; i < settings.count; i += blockDim.x) {
-      const setting entry = entries[i];
-      if (entry.group == whole_step) {
-        math::apply_setting(*block.step, *block.scalars, entry.field, entry.value);
-      } else {
-        math::apply_setting(block.groups[entry.group], block.progress[entry.group], entry.field,
-                            entry.value);
+                                                        const settings_batch& settings,
+                                                        std::uint32_t first_group,
+                                                        std::uint32_t last_group, bool whole,
+                                                        std::uint64_t& samples) {
+  if (settings.serial == 0 || settings.serial == block.scalars->settings_serial) return;
+  // No two entries of a batch name the same field of the same group, and no two fields share a
+  // word.
+  const setting* entries = settings.entries != nullptr ? settings.entries : settings.few;
+  for (std::uint32_t i = threadIdx.x; i < settings.count; i += blockDim.x) {
+    const setting entry = entries[i];
+    if (entry.group == whole_step) {
+      if (whole) math::apply_setting(*block.step, *block.scalars, entry.field, entry.value);
+      if (entry.field == setting_field::samples) {
+        samples = static_cast<std::uint64_t>(entry.value);
       }
+    } else if (first_group <= entry.group && entry.group < last_group) {
+      math::apply_setting(block.groups[entry.group], block.progress[entry.group], entry.field,
+                          entry.value);
     }
-    if (threadIdx.x == 0) block.scalars->settings_serial = settings.serial;
   }
-  __syncthreads();
 }
 
-/// The first half of the advance: applies the settings and prepares the step and every group. For
-/// blocks of `prepare_threads` threads.
+/// For blocks of `prepare_threads` threads.
+inline constexpr int prepare_threads = 256;
+
+/// What the block that advances the step keeps from the first half to the second, in shared memory.
+/// Bytes, because shared memory takes no constructors.
+struct advance_memory {
+  alignas(16) unsigned char scalars_bytes[sizeof(step_scalars)];
+  alignas(16) unsigned char settings_bytes[sizeof(step_settings)];
+  alignas(16) unsigned char prepared_bytes[sizeof(math::prepared_step)];
+  double parts[4][groups_per_prepare_block];  ///< of each group, see below
+  std::uint64_t samples;
+
+  __device__ step_scalars& scalars() { return reinterpret_cast<step_scalars&>(scalars_bytes); }
+  __device__ step_settings& settings() { return reinterpret_cast<step_settings&>(settings_bytes); }
+  __device__ math::prepared_step& prepared() {
+    return reinterpret_cast<math::prepared_step&>(prepared_bytes);
+  }
+};
+
+/// The first half of the advance, for `groups_per_prepare_block` groups a block: applies the
+/// settings and prepares the groups, in block 0 also the step. Returns group number threadIdx.x of
+/// the block in the threads that have one; blocks other than 0 leave theirs in memory.
 ///
 /// The bias corrections and the schedules of a group are computed by different warps, so that a
 /// short list of groups costs the longest of them and not their sum.
-inline constexpr int prepare_threads = 256;
+__device__ __forceinline__ math::prepared_group prepare_step_in_block(
+    const step_block_view& block, const settings_batch& settings, std::uint32_t index,
+    advance_memory& memory) {
+  constexpr int lanes = static_cast<int>(groups_per_prepare_block);
+  static_assert(prepare_threads == 4 * lanes);
+  const std::uint32_t first = index * groups_per_prepare_block;
+  if (threadIdx.x == 0) memory.samples = block.scalars->samples;
+  if (settings.serial != 0) {
+    __syncthreads();
+    apply_settings_in_block(block, settings, first, first + lanes, index == 0, memory.samples);
+  }
+  __syncthreads();
+  if (index == 0 && threadIdx.x == prepare_threads - 1) {
+    memory.scalars() = *block.scalars;
+    memory.settings() = *block.step;
+    memory.prepared() = math::prepare_step(memory.settings(), memory.scalars());
+  }
+  const int part = static_cast<int>(threadIdx.x) / lanes;
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  const std::uint32_t group = first + lane;
+  if (group < block.group_count) {
+    const group_settings& mine = block.groups[group];
+    const group_progress progress = block.progress[group];
+    if (part < 2) {
+      // One call for both, so that the curves are in the code once.
+      const bool rate = part == 0;
+      memory.parts[part][lane] =
+          math::next_value(rate ? mine.learning_rate_input : mine.weight_decay_input,
+                           rate ? mine.learning_rate_schedule : mine.weight_decay_schedule,
+                           rate ? mine.learning_rate : mine.weight_decay, block.schedules,
+                           progress.step, memory.samples);
+    } else {
+      const double beta = part == 2 ? mine.beta1 : mine.beta2;
+      memory.parts[part][lane] = math::next_bias_correction(mine, beta, progress);
+    }
+  }
+  __syncthreads();
+  math::prepared_group prepared;
+  if (part == 0 && group < block.group_count) {
+    prepared =
+        math::prepare_group(block.groups[group], block.progress[group], memory.parts[0][lane],
+                            memory.parts[1][lane], memory.parts[2][lane], memory.parts[3][lane]);
+    if (index != 0) block.prepared_groups[group] = prepared;
+  }
+  return prepared;
+}
 
-__device__ __forceinline__ void prepare_step_in_block(const step_block_view& block,
-                                                      const settings_batch& settings) {
-  constexpr int at_once = 64;  // groups
-  __shared__ double parts[4][at_once];
-  if (settings.serial != 0) apply_settings_in_block(block, settings);
-  if (threadIdx.x == prepare_threads - 1) {
-    *block.prepared_step = math::prepare_step(*block.step, *block.scalars);
-  }
-  const int part = static_cast<int>(threadIdx.x) / at_once;
-  const int lane = static_cast<int>(threadIdx.x) % at_once;
-  for (std::uint32_t first = 0; first < block.group_count; first += at_once) {
-    const std::uint32_t group = first + lane;
-    if (group < block.group_count) {
-      const group_settings& mine = block.groups[group];
-      const group_progress progress = block.progress[group];
-      if (part < 2) {
-        // One call for both, so that the curves are in the code once.
-        const bool rate = part == 0;
-        parts[part][lane] =
-            math::next_value(rate ? mine.learning_rate_input : mine.weight_decay_input,
-                             rate ? mine.learning_rate_schedule : mine.weight_decay_schedule,
-                             rate ? mine.learning_rate : mine.weight_decay, block.schedules,
-                             progress.step, block.scalars->samples);
-      } else {
-        const double beta = part == 2 ? mine.beta1 : mine.beta2;
-        parts[part][lane] = math::next_bias_correction(mine, beta, progress);
-      }
-    }
-    __syncthreads();
-    if (part == 0 && group < block.group_count) {
-      block.prepared_groups[group] =
-          math::prepare_group(block.groups[group], block.progress[group], parts[0][lane],
-                              parts[1][lane], parts[2][lane], parts[3][lane]);
-    }
-    __syncthreads();
-  }
+/// The first half in blocks other than 0, which then tell block 0.
+__device__ __forceinline__ void prepare_groups_for_block_0(const step_block_view& block,
+                                                           const settings_batch& settings,
+                                                           block_message* messages,
+                                                           advance_memory& memory) {
+  const std::uint32_t tag = message_tag(block);
+  prepare_step_in_block(block, settings, blockIdx.x, memory);
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  __threadfence();
+  send(messages + blockIdx.x - 1, tag, {});
 }
 
 /// Writes the step's record; see record_slot for the order. `scalars` are those of the step; every
@@ -96,7 +124,6 @@ __device__ __forceinline__ void prepare_step_in_block(const step_block_view& blo
 __device__ __forceinline__ void write_record_in_block(const step_block_view& block,
                                                       const step_scalars& scalars) {
   const record_ring_view& ring = block.records;
-  if (ring.slots == nullptr) return;
   const std::uint64_t place = (scalars.launches - 1) % ring.capacity;
   if (threadIdx.x == 0) {
     fill_record(scalars, ring.slots[place]);
@@ -112,50 +139,44 @@ __device__ __forceinline__ void write_record_in_block(const step_block_view& blo
   }
 }
 
-/// What the second half starts from.
-struct finish_inputs {
-  step_settings settings;
-  math::prepared_step prepared;
-  step_scalars scalars;
-  math::prepared_group group;  ///< number threadIdx.x, if there is one
-};
-
-__device__ __forceinline__ finish_inputs read_finish_inputs(const step_block_view& block) {
-  finish_inputs inputs;
-  inputs.settings = read_fresh(block.step);
-  inputs.prepared = read_fresh(block.prepared_step);
-  inputs.scalars = read_fresh(block.scalars);
-  if (threadIdx.x < block.group_count)
-    inputs.group = read_fresh(block.prepared_groups + threadIdx.x);
-  return inputs;
-}
-
-/// The second half: publishes the scalars and, unless the step is skipped, the terms of every
-/// group. `statistics` is valid in every thread; `total_of(i)` is the total of norm group i. A
-/// block barrier lies between the reading of `inputs` and the call.
+/// The second half, in block 0: publishes the scalars and, unless the step is skipped, the terms of
+/// every group; writes the record. `mine` is what the first half returned; `statistics` is valid in
+/// every thread; `total_of(i)` is the total of norm group i.
 template <class TotalOf>
-__device__ __forceinline__ void finish_step_in_block(const step_block_view& block,
-                                                     const gradient_statistics& statistics,
-                                                     TotalOf&& total_of, finish_inputs& inputs) {
+__device__ __forceinline__ void finish_step_in_block(
+    const step_block_view& block, const settings_batch& settings,
+    const gradient_statistics& statistics, TotalOf&& total_of, const math::prepared_group& mine,
+    block_message* messages, advance_memory& memory) {
+  const std::uint32_t preparing = prepare_blocks(block.group_count);
+  if (preparing > 1) {
+    const std::uint32_t tag = static_cast<std::uint32_t>(memory.scalars().launches) + 1u;
+    for (std::uint32_t i = threadIdx.x; i < preparing - 1; i += blockDim.x) {
+      receive(messages + i, tag);
+    }
+    __threadfence();
+  }
+  __syncthreads();
   // Every thread takes the same few decisions, which is faster than telling it.
-  step_scalars& scalars = inputs.scalars;
-  math::finish_step(inputs.settings, inputs.prepared, statistics, scalars);
-  if (threadIdx.x == 0) *block.scalars = scalars;
+  const math::prepared_step& prepared = memory.prepared();
+  step_scalars scalars = memory.scalars();
+  if (settings.serial != 0) scalars.settings_serial = settings.serial;
+  math::finish_step(memory.settings(), prepared, statistics, scalars);
   if (scalars.skip == 0) {
     for (std::uint32_t group = threadIdx.x; group < block.group_count; group += blockDim.x) {
-      if (group != threadIdx.x) inputs.group = read_fresh(block.prepared_groups + group);
-      block.terms[group] = math::finish_group(inputs.group, scalars);
-      block.progress[group] = inputs.group.progress;
+      const math::prepared_group next =
+          group < groups_per_prepare_block ? mine : block.prepared_groups[group];
+      block.terms[group] = math::finish_group(next, scalars);
+      block.progress[group] = next.progress;
     }
   }
-  publish(block.published);
+  if (threadIdx.x == 0) *block.scalars = scalars;
   for (std::uint32_t i = threadIdx.x; i < block.norm_group_count; i += blockDim.x) {
     block.norms[i] =
-        statistics.measured != 0
-            ? math::norm_of_total(inputs.settings.norm, total_of(i), inputs.prepared.inverse_scale)
-            : 0.0;
+        block.norm_group_count == 1 || statistics.measured == 0
+            ? scalars.grad_norm
+            : math::norm_of_total(memory.settings().norm, total_of(i), prepared.inverse_scale);
   }
-  write_record_in_block(block, scalars);
+  if (block.records.slots != nullptr) write_record_in_block(block, scalars);
 }
 
 }  // namespace stepgraph::cuda

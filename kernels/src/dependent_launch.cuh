@@ -24,38 +24,6 @@ __device__ __forceinline__ void let_successors_start() {
 #endif
 }
 
-/// Takes back the publication of the step before, for the successors to wait for this step's:
-/// called by one block before it lets them start, and by no later kernel of the step.
-__device__ __forceinline__ void retract(std::uint32_t* published) {
-  if (threadIdx.x == 0 && published != nullptr) {
-    *published = 0;
-    __threadfence();
-  }
-  __syncthreads();
-}
-
-/// Publishes what the block has written. Every thread of the block calls it.
-__device__ __forceinline__ void publish(std::uint32_t* published) {
-  __syncthreads();
-  if (threadIdx.x == 0 && published != nullptr) {
-    __threadfence();
-    asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(published) : "memory");
-  }
-}
-
-/// Waits until the step is published. No deadlock: this kernel only runs once all blocks of the one
-/// that publishes do, and they wait for nobody. Null: waits for all predecessors instead.
-__device__ __forceinline__ void wait_until_published(const std::uint32_t* published) {
-  if (published == nullptr) {
-    wait_for_predecessors();
-    return;
-  }
-  std::uint32_t value;
-  do {
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(published) : "memory");
-  } while (value == 0);
-}
-
 /// Launches `kernel` with one attribute: whether it may overlap its predecessor. Devices before
 /// compute capability 9.0 ignore the request.
 template <class... Parameters, class... Arguments>

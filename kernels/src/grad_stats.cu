@@ -187,7 +187,7 @@ __device__ __forceinline__ void add_staged(const staged_chunks& staged, Statisti
 /// Adds over the block: within warps by halving distances, then over the warps likewise. Valid in
 /// every thread.
 template <norm_kind Norm>
-__device__ partial_statistics reduce_over_block(partial_statistics mine) {
+__device__ message_payload reduce_over_block(message_payload mine) {
   __shared__ double warp_totals[warps];
   __shared__ std::uint32_t warp_zeros[warps];
   const auto combine = [](double a, double b) {
@@ -205,7 +205,7 @@ __device__ partial_statistics reduce_over_block(partial_statistics mine) {
   }
   __syncthreads();
   double totals[warps];
-  partial_statistics result;
+  message_payload result;
 #pragma unroll
   for (int warp = 0; warp < warps; ++warp) {
     totals[warp] = warp_totals[warp];
@@ -223,38 +223,23 @@ __device__ partial_statistics reduce_over_block(partial_statistics mine) {
   return result;
 }
 
-/// Reads the gradients of one block and leaves its partial.
+/// Reads the gradients of block number `number` and sends what it found.
 template <norm_kind Norm, bool CountZeros>
-__device__ __forceinline__ void measure(const statistics_table_view& table, std::uint32_t block,
-                                        partial_statistics* partials) {
+__device__ __forceinline__ void measure(const statistics_table_view& table, std::uint32_t number,
+                                        const step_block_view& block, block_message* messages) {
   __shared__ staged_chunks staged;
+  const std::uint32_t tag = message_tag(block);
   thread_statistics<Norm, CountZeros> found;
   if (table.chunk_count != 0) {
-    stage_chunks(table, block, staged);
+    stage_chunks(table, number, staged);
     add_staged(staged, found);
   }
-  partial_statistics mine;
+  message_payload mine;
   mine.total =
       Norm == norm_kind::l2 ? found.sum : static_cast<double>(__uint_as_float(found.largest));
   mine.zeros = found.zeros;
-  const partial_statistics whole = reduce_over_block<Norm>(mine);
-  if (threadIdx.x == 0) partials[block] = whole;
-}
-
-/// Counts the blocks of the launch that have finished; true in every thread of the last one, which
-/// then sees what the others wrote.
-__device__ __forceinline__ bool is_last_block(std::uint32_t* arrivals) {
-  __shared__ bool is_last;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    // atomicInc wraps to zero at the last arrival, which leaves the counter ready for the next
-    // replay.
-    is_last = atomicInc(arrivals, gridDim.x - 1) == gridDim.x - 1;
-    __threadfence();
-  }
-  __syncthreads();
-  return is_last;
+  const message_payload whole = reduce_over_block<Norm>(mine);
+  if (threadIdx.x == 0) send(messages + number, tag, whole);
 }
 
 /// Totals of the norm groups and the number of zeros, in shared memory.
@@ -263,18 +248,19 @@ struct gathered_totals {
   std::uint64_t zeros;
 };
 
+/// Waits for what the other blocks found and adds it up.
 template <norm_kind Norm>
-__device__ __forceinline__ void gather_partials(const statistics_table_view& table,
-                                                const partial_statistics* partials,
-                                                gathered_totals& gathered) {
+__device__ __forceinline__ void gather(const statistics_table_view& table,
+                                       const block_message* messages, std::uint32_t tag,
+                                       gathered_totals& gathered) {
   std::uint64_t zeros = 0;
   std::uint32_t begin = 0;
   for (std::uint32_t group = 0; group < table.norm_group_count; ++group) {
     const std::uint32_t end = table.norm_group_count == 1 ? statistics_blocks(table.chunk_count)
                                                           : table.norm_group_ends[group];
-    partial_statistics mine;
+    message_payload mine;
     for (std::uint32_t i = begin + threadIdx.x; i < end; i += threads) {
-      const partial_statistics partial = read_fresh(partials + i);
+      const message_payload partial = receive(messages + i, tag);
       if constexpr (Norm == norm_kind::l2) {
         mine.total += partial.total;
       } else {
@@ -283,7 +269,7 @@ __device__ __forceinline__ void gather_partials(const statistics_table_view& tab
       }
       mine.zeros += partial.zeros;
     }
-    const partial_statistics whole = reduce_over_block<Norm>(mine);
+    const message_payload whole = reduce_over_block<Norm>(mine);
     if (threadIdx.x == 0) gathered.total[group] = whole.total;
     zeros += whole.zeros;
     begin = end;
@@ -292,43 +278,50 @@ __device__ __forceinline__ void gather_partials(const statistics_table_view& tab
   __syncthreads();
 }
 
-/// The first block prepares the step while the others read the gradients; the last to arrive
-/// finishes it.
+/// The first blocks prepare the step while the others read the gradients; block 0 waits for all of
+/// them and finishes it.
 template <norm_kind Norm, bool CountZeros>
 __global__ void __launch_bounds__(threads, 4)
-    grad_stats_kernel(statistics_table_view table, grad_stats_workspace workspace,
-                      step_block_view block, const __grid_constant__ settings_batch settings) {
-  wait_for_predecessors();
-  if (blockIdx.x == 0) retract(block.published);
+    grad_stats_kernel(statistics_table_view table, block_message* messages, step_block_view block,
+                      const __grid_constant__ settings_batch settings) {
+  __shared__ advance_memory memory;
   let_successors_start();
-  if (blockIdx.x == 0) {
-    prepare_step_in_block(block, settings);
-  } else {
-    measure<Norm, CountZeros>(table, blockIdx.x - 1, workspace.partials);
+  wait_for_predecessors();
+  const std::uint32_t preparing = prepare_blocks(block.group_count);
+  block_message* const found = messages + preparing - 1;
+  if (blockIdx.x >= preparing) {
+    measure<Norm, CountZeros>(table, blockIdx.x - preparing, block, found);
+    return;
   }
-  if (!is_last_block(workspace.arrivals)) return;
-
-  finish_inputs inputs = read_finish_inputs(block);
+  if (blockIdx.x != 0) {
+    prepare_groups_for_block_0(block, settings, messages, memory);
+    return;
+  }
+  const math::prepared_group mine = prepare_step_in_block(block, settings, 0, memory);
   __shared__ gathered_totals gathered;
-  gather_partials<Norm>(table, workspace.partials, gathered);
+  gather<Norm>(table, found, static_cast<std::uint32_t>(memory.scalars().launches) + 1u, gathered);
   gradient_statistics statistics;
   statistics.measured = 1;
   statistics.zeros = gathered.zeros;
   statistics.total = math::combined_total(gathered.total, table.norm_group_count, Norm);
   finish_step_in_block(
-      block, statistics, [&](std::uint32_t i) { return gathered.total[i]; }, inputs);
+      block, settings, statistics, [&](std::uint32_t i) { return gathered.total[i]; }, mine,
+      messages, memory);
 }
 
 template <norm_kind Norm, bool CountZeros>
 __global__ void __launch_bounds__(threads, 4)
-    grad_totals_kernel(statistics_table_view table, grad_stats_workspace workspace,
+    grad_totals_kernel(statistics_table_view table, block_message* messages, step_block_view block,
                        double* totals) {
   let_successors_start();
   wait_for_predecessors();
-  measure<Norm, CountZeros>(table, blockIdx.x, workspace.partials);
-  if (!is_last_block(workspace.arrivals)) return;
+  block_message* const found = messages + prepare_blocks(block.group_count) - 1;
+  if (blockIdx.x != 0) {
+    measure<Norm, CountZeros>(table, blockIdx.x - 1, block, found);
+    return;
+  }
   __shared__ gathered_totals gathered;
-  gather_partials<Norm>(table, workspace.partials, gathered);
+  gather<Norm>(table, found, message_tag(block), gathered);
   if (threadIdx.x < table.norm_group_count) totals[threadIdx.x] = gathered.total[threadIdx.x];
   if (threadIdx.x == 0) totals[table.norm_group_count] = static_cast<double>(gathered.zeros);
 }
@@ -348,23 +341,24 @@ cudaError_t with_options(const statistics_options& options, Body&& body) {
 }  // namespace
 
 cudaError_t launch_grad_stats(const statistics_table_view& table, const statistics_options& options,
-                              const grad_stats_workspace& workspace, const step_block_view& block,
+                              block_message* messages, const step_block_view& block,
                               const settings_batch& settings, launch_order order,
                               cudaStream_t stream) {
   return with_options(options, [&](auto norm, auto zeros) {
     return launch(grad_stats_kernel<norm.value, zeros.value>,
-                  statistics_blocks(table.chunk_count) + 1, threads, order, stream, table,
-                  workspace, block, settings);
+                  statistics_blocks(table.chunk_count) + prepare_blocks(block.group_count), threads,
+                  order, stream, table, messages, block, settings);
   });
 }
 
 cudaError_t launch_grad_totals(const statistics_table_view& table,
-                               const statistics_options& options,
-                               const grad_stats_workspace& workspace, double* totals,
-                               launch_order order, cudaStream_t stream) {
+                               const statistics_options& options, block_message* messages,
+                               const step_block_view& block, double* totals, launch_order order,
+                               cudaStream_t stream) {
   return with_options(options, [&](auto norm, auto zeros) {
-    return launch(grad_totals_kernel<norm.value, zeros.value>, statistics_blocks(table.chunk_count),
-                  threads, order, stream, table, workspace, totals);
+    return launch(grad_totals_kernel<norm.value, zeros.value>,
+                  statistics_blocks(table.chunk_count) + 1, threads, order, stream, table, messages,
+                  block, totals);
   });
 }
 

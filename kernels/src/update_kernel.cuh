@@ -29,8 +29,6 @@ __device__ __forceinline__ uint4 load_16_bytes_now(const void* address) {
 struct terms_in_memory {
   step_block_view block;
 
-  __device__ void wait() const { wait_until_published(block.published); }
-
   __device__ block_terms read(std::uint32_t group) const {
     const uint4 step = load_16_bytes_now(block.scalars);
     const auto* terms = reinterpret_cast<const uint4*>(block.terms + group);
@@ -119,7 +117,7 @@ __device__ __forceinline__ std::uint32_t update_packs(const Operands& operands, 
   }
   // The operands are in flight while the step's scalars are still being computed: nothing above
   // depends on another kernel of this step.
-  source.wait();
+  wait_for_predecessors();
   const block_terms terms = source.read(operands.tensor.group);
   float largest = 0.0f;
   if (!terms.skip) {
@@ -227,8 +225,6 @@ __global__ void __launch_bounds__(update_threads)
       publish_fp8_scaling(operands, largest, chunk, begin == 0, table.arrivals);
     }
   }
-  // What comes after this kernel also comes after those before it.
-  wait_for_predecessors();
 }
 
 }  // namespace stepgraph::cuda

@@ -50,6 +50,11 @@ class stream_eager_adapter final : public cuda_adapter {
   executor& get() override { return executor_; }
   void launch() override { executor_.launch(stream()); }
 
+ protected:
+  update_report update_executor(step_plan plan) override {
+    return executor_.update(std::move(plan), stream());
+  }
+
  private:
   stream_executor executor_;
 };
@@ -58,12 +63,7 @@ class stream_captured_adapter final : public cuda_adapter {
  public:
   explicit stream_captured_adapter(const test_problem& problem)
       : cuda_adapter(problem), executor_(place(device()), stream()) {
-    cuda::capture_scope capture(stream());
-    executor_.launch(stream());
-    const cuda::unique_graph graph = capture.finish();
-    cudaGraphExec_t handle = nullptr;
-    check(cudaGraphInstantiate(&handle, graph.get(), 0));
-    replayed_ = cuda::unique_graph_exec(handle);
+    capture();
   }
 
   executor& get() override { return executor_; }
@@ -72,7 +72,25 @@ class stream_captured_adapter final : public cuda_adapter {
     check(cudaGraphLaunch(replayed_.get(), stream()));
   }
 
+ protected:
+  update_report update_executor(step_plan plan) override {
+    update_report report = executor_.update(std::move(plan), stream());
+    EXPECT_EQ(executor_.recapture_required().has_value(), report.rebuilt);
+    if (report.rebuilt) capture();
+    EXPECT_EQ(executor_.recapture_required(), std::nullopt);
+    return report;
+  }
+
  private:
+  void capture() {
+    cuda::capture_scope capture(stream());
+    executor_.launch(stream());
+    const cuda::unique_graph graph = capture.finish();
+    cudaGraphExec_t handle = nullptr;
+    check(cudaGraphInstantiate(&handle, graph.get(), 0));
+    replayed_ = cuda::unique_graph_exec(handle);
+  }
+
   stream_executor executor_;
   cuda::unique_graph_exec replayed_;
 };
@@ -84,6 +102,11 @@ class graph_adapter final : public cuda_adapter {
 
   executor& get() override { return executor_; }
   void launch() override { executor_.launch(stream()); }
+
+ protected:
+  update_report update_executor(step_plan plan) override {
+    return executor_.update(std::move(plan), update_path::instantiate, stream());
+  }
 
  private:
   graph_executor executor_;

@@ -33,6 +33,9 @@ class host_adapter final : public executor_adapter {
   void launch() override { executor_.launch(); }
 
  protected:
+  update_report update_executor(step_plan plan) override {
+    return executor_.update(std::move(plan));
+  }
   std::byte* allocate(std::size_t bytes) override {
     struct aligned_delete {
       void operator()(std::byte* memory) const {
@@ -84,24 +87,71 @@ std::byte* executor_adapter::address_of(std::size_t tensor, std::size_t operand)
   return blocks_[at.block].memory + at.begin;
 }
 
+executor_adapter::operand_locations executor_adapter::append(block& grown, std::size_t index,
+                                                             const problem_tensor& tensor,
+                                                             const operand_set& contents) {
+  operand_locations locations;
+  for (std::size_t operand = 0; operand < operand_count; ++operand) {
+    const operand_bytes& bytes = contents[operand];
+    const std::size_t offset = tensor.offsets[operand] * stored_size(tensor.signature, operand);
+    locations[operand] = {index, append_guarded(grown.guarded, bytes, offset)};
+    grown.operands.push_back({locations[operand].begin, bytes.size()});
+  }
+  return locations;
+}
+
 step_plan executor_adapter::place(device_location device) {
+  device_ = device;
   block whole;
   for (std::size_t t = 0; t < problem_.tensors.size(); ++t) {
-    const problem_tensor& tensor = problem_.tensors[t];
-    auto& locations = locations_.emplace_back();
-    for (std::size_t operand = 0; operand < operand_count; ++operand) {
-      const operand_bytes& bytes = problem_.contents[t][operand];
-      const std::size_t offset = tensor.offsets[operand] * stored_size(tensor.signature, operand);
-      locations[operand].begin = append_guarded(whole.guarded, bytes, offset);
-      whole.operands.push_back({locations[operand].begin, bytes.size()});
-    }
+    locations_.push_back(append(whole, 0, problem_.tensors[t], problem_.contents[t]));
+  }
+  for (const step_input& input : problem_.inputs) {
+    const auto bytes = std::as_bytes(std::span(&input.value, 1));
+    inputs_.push_back(append_guarded(whole.guarded, bytes, 0));
+    whole.operands.push_back({inputs_.back(), bytes.size()});
   }
   whole.memory = allocate(std::max(whole.guarded.size(), alignment));
   copy_in(whole.memory, whole.guarded, true);
   blocks_.push_back(std::move(whole));
-  return problem_.plan(device, [this](std::size_t tensor, std::size_t operand) -> void* {
-    return address_of(tensor, operand);
-  });
+  return plan_of(problem_, locations_);
+}
+
+step_plan executor_adapter::plan_of(const test_problem& problem,
+                                    const std::vector<operand_locations>& locations) const {
+  return problem.plan(
+      device_,
+      [&](std::size_t tensor, std::size_t operand) -> void* {
+        const location& at = locations[tensor][operand];
+        return blocks_[at.block].memory + at.begin;
+      },
+      [this](std::size_t input) {
+        return reinterpret_cast<const float*>(blocks_[0].memory + inputs_.at(input));
+      });
+}
+
+update_report executor_adapter::update(const test_problem& next) {
+  std::vector<operand_locations> locations;
+  block added;
+  for (std::size_t t = 0; t < next.tensors.size(); ++t) {
+    const problem_tensor& tensor = next.tensors[t];
+    const auto known = std::find_if(
+        problem_.tensors.begin(), problem_.tensors.end(), [&](const problem_tensor& candidate) {
+          return candidate.name == tensor.name && candidate.numel == tensor.numel &&
+                 candidate.signature == tensor.signature;
+        });
+    locations.push_back(
+        known == problem_.tensors.end()
+            ? append(added, blocks_.size(), tensor, next.contents[t])
+            : locations_[static_cast<std::size_t>(known - problem_.tensors.begin())]);
+  }
+  added.memory = allocate(std::max(added.guarded.size(), alignment));
+  copy_in(added.memory, added.guarded, false);
+  blocks_.push_back(std::move(added));
+  update_report report = update_executor(plan_of(next, locations));
+  locations_ = std::move(locations);
+  problem_ = next;
+  return report;
 }
 
 void executor_adapter::launch(int steps) {
@@ -120,6 +170,14 @@ void executor_adapter::run_with_fresh_gradients(int steps, int first) {
 void executor_adapter::write(std::size_t tensor, std::size_t operand,
                              std::span<const std::byte> bytes) {
   copy_in(address_of(tensor, operand), bytes, true);
+}
+
+void executor_adapter::write_gradient(std::size_t tensor, std::span<const float> values) {
+  write(tensor, gradient_operand, encode(problem_.tensors[tensor].signature.gradient, values));
+}
+
+void executor_adapter::write_input(std::size_t input, float value) {
+  copy_in(blocks_[0].memory + inputs_[input], std::as_bytes(std::span(&value, 1)), true);
 }
 
 operand_bytes executor_adapter::read(std::size_t tensor, std::size_t operand) const {
@@ -187,6 +245,53 @@ void executor_adapter::expect_guards_intact() const {
 std::unique_ptr<executor_adapter> make_adapter(executor_kind kind, const test_problem& problem) {
   if (kind == executor_kind::host) return std::make_unique<host_adapter>(problem);
   return make_cuda_adapter(kind, problem);
+}
+
+void expect_same_status(const step_status& found, const step_status& expected) {
+  EXPECT_EQ(found.step, expected.step);
+  EXPECT_EQ(found.skipped, expected.skipped);
+  EXPECT_EQ(found.samples, expected.samples);
+  EXPECT_EQ(found.last_skipped, expected.last_skipped);
+  EXPECT_EQ(found.found_inf, expected.found_inf);
+  EXPECT_EQ(found.grad_norm, expected.grad_norm);
+  EXPECT_EQ(found.norms, expected.norms);
+  EXPECT_EQ(found.zeros, expected.zeros);
+  EXPECT_EQ(found.clip_coefficient, expected.clip_coefficient);
+  EXPECT_EQ(found.loss_scale, expected.loss_scale);
+  EXPECT_EQ(found.next_loss_scale.scale, expected.next_loss_scale.scale);
+  EXPECT_EQ(found.next_loss_scale.growth_tracker, expected.next_loss_scale.growth_tracker);
+  EXPECT_EQ(found.next_loss_scale.hysteresis_left, expected.next_loss_scale.hysteresis_left);
+  ASSERT_EQ(found.groups.size(), expected.groups.size());
+  for (std::size_t group = 0; group < found.groups.size(); ++group) {
+    EXPECT_EQ(found.groups[group].step, expected.groups[group].step);
+    EXPECT_EQ(found.groups[group].learning_rate, expected.groups[group].learning_rate);
+    EXPECT_EQ(found.groups[group].weight_decay, expected.groups[group].weight_decay);
+  }
+}
+
+void expect_same_records(const record_batch& found, const record_batch& expected) {
+  EXPECT_EQ(found.overwritten, expected.overwritten);
+  ASSERT_EQ(found.records.size(), expected.records.size());
+  for (std::size_t i = 0; i < found.records.size(); ++i) {
+    const step_record& a = found.records[i];
+    const step_record& b = expected.records[i];
+    EXPECT_EQ(a.launch, b.launch);
+    EXPECT_EQ(a.step, b.step);
+    EXPECT_EQ(a.skipped, b.skipped);
+    EXPECT_EQ(a.samples, b.samples);
+    EXPECT_EQ(a.was_skipped, b.was_skipped);
+    EXPECT_EQ(a.found_inf, b.found_inf);
+    EXPECT_EQ(a.grad_norm, b.grad_norm);
+    EXPECT_EQ(a.clip_coefficient, b.clip_coefficient);
+    EXPECT_EQ(a.loss_scale, b.loss_scale);
+    EXPECT_EQ(a.zeros, b.zeros);
+    ASSERT_EQ(a.groups.size(), b.groups.size());
+    for (std::size_t group = 0; group < a.groups.size(); ++group) {
+      EXPECT_EQ(a.groups[group].step, b.groups[group].step);
+      EXPECT_EQ(a.groups[group].learning_rate, b.groups[group].learning_rate);
+      EXPECT_EQ(a.groups[group].weight_decay, b.groups[group].weight_decay);
+    }
+  }
 }
 
 void expect_same_bits(const test_problem& problem, const std::vector<operand_set>& found,

@@ -44,6 +44,8 @@ class executor_adapter {
 
   /// Both are ordered after the launches made so far and wait for them.
   void write(std::size_t tensor, std::size_t operand, std::span<const std::byte> bytes);
+  void write_gradient(std::size_t tensor, std::span<const float> values);
+  void write_input(std::size_t input, float value);
   operand_bytes read(std::size_t tensor, std::size_t operand) const;
   std::vector<operand_set> read_all() const;
   /// The elements as f32, scales applied.
@@ -56,6 +58,11 @@ class executor_adapter {
   void rebind(std::size_t tensor, std::size_t operand, std::span<const std::byte> contents,
               std::uint64_t offset = 0);
 
+  /// Brings the executor to another problem. Tensors of the same name, size and signature keep
+  /// their memory, others get memory of their own with the contents of `next`. If it throws, the
+  /// adapter stays at the problem before.
+  update_report update(const test_problem& next);
+
   /// Expects that no byte beside an operand changed.
   void expect_guards_intact() const;
 
@@ -67,6 +74,7 @@ class executor_adapter {
   /// Copies in the order of launches; `wait` waits for them first.
   virtual void copy_in(std::byte* target, std::span<const std::byte> bytes, bool wait) = 0;
   virtual void copy_out(std::span<std::byte> target, const std::byte* source) const = 0;
+  virtual update_report update_executor(step_plan plan) = 0;
 
   /// To be called by the constructor of the derived class, which can allocate then.
   step_plan place(device_location device);
@@ -88,14 +96,28 @@ class executor_adapter {
     std::size_t begin = 0;
   };
   std::byte* address_of(std::size_t tensor, std::size_t operand) const;
+  using operand_locations = std::array<location, operand_count>;
+  step_plan plan_of(const test_problem& problem,
+                    const std::vector<operand_locations>& locations) const;
+  /// Appends the operands of one tensor to a block that will be number `index`.
+  static operand_locations append(block& grown, std::size_t index, const problem_tensor& tensor,
+                                  const operand_set& contents);
 
   test_problem problem_;
+  device_location device_;
   std::vector<block> blocks_;
-  std::vector<std::array<location, operand_count>> locations_;
+  std::vector<operand_locations> locations_;
+  std::vector<std::size_t> inputs_;  ///< where each input is in the first block
 };
 
 /// A problem placed and its executor built; throws what the executor throws.
 std::unique_ptr<executor_adapter> make_adapter(executor_kind kind, const test_problem& problem);
+
+/// Expects two runs to stand at the same place, bit for bit.
+void expect_same_status(const step_status& found, const step_status& expected);
+
+/// Expects two runs to have written the same records.
+void expect_same_records(const record_batch& found, const record_batch& expected);
 
 /// Expects two runs to hold the same bytes, naming the first tensor, operand and element that
 /// differ.

@@ -32,10 +32,30 @@ operand_bytes test_problem::gradient_at(std::size_t tensor, int step) const {
                          static_cast<float>(options.loss_scale));
 }
 
-step_plan test_problem::plan(device_location device, const placement& place) const {
+step_plan test_problem::plan(device_location device, const placement& place,
+                             const input_placement& place_input) const {
+  step_options with_inputs = options;
+  std::vector<group_options> groups_with_inputs = groups;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const float* const address = place_input(i);
+    switch (inputs[i].kind) {
+      case input_kind::found_inf:
+        with_inputs.found_inf_input = address;
+        break;
+      case input_kind::loss_scale:
+        with_inputs.loss_scale_input = address;
+        break;
+      case input_kind::learning_rate:
+        groups_with_inputs[inputs[i].group].learning_rate_input = address;
+        break;
+      case input_kind::weight_decay:
+        groups_with_inputs[inputs[i].group].weight_decay_input = address;
+        break;
+    }
+  }
   step_builder builder;
-  builder.set_options(options);
-  for (const group_options& group : groups) builder.add_group(group);
+  builder.set_options(with_inputs);
+  for (const group_options& group : groups_with_inputs) builder.add_group(group);
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     const problem_tensor& tensor = tensors[t];
     const auto formats = formats_of(tensor.signature);
@@ -46,6 +66,10 @@ step_plan test_problem::plan(device_location device, const placement& place) con
       }
       return placed;
     };
+    if (is_gradient_alone(tensor.signature)) {
+      builder.add_gradient(tensor.group, tensor.name, view(gradient_operand));
+      continue;
+    }
     tensor_operands operands;
     operands.name = tensor.name;
     operands.parameter = view(parameter_operand);

@@ -22,6 +22,24 @@ struct problem_tensor {
   std::array<std::uint64_t, operand_count> offsets = {};
 };
 
+/// The signature of a gradient without a parameter.
+inline constexpr update_signature gradient_alone(storage_format format) {
+  using enum storage_format;
+  return {none, format, none, none, none};
+}
+inline constexpr bool is_gradient_alone(const update_signature& signature) {
+  return signature.parameter == storage_format::none && signature.master == storage_format::none;
+}
+
+/// Which number a step reads from one f32 in the memory of its tensors.
+enum class input_kind { found_inf, loss_scale, learning_rate, weight_decay };
+
+struct step_input {
+  input_kind kind = input_kind::found_inf;
+  group_id group = 0;  ///< of learning_rate and weight_decay
+  float value = 0.0f;  ///< at the start
+};
+
 /// The same offset for all memory of a tensor.
 inline std::array<std::uint64_t, operand_count> all_offset_by(std::uint64_t elements) {
   std::array<std::uint64_t, operand_count> offsets;
@@ -35,6 +53,7 @@ struct test_problem {
   std::vector<group_options> groups = {{.name = "group"}};
   std::vector<problem_tensor> tensors;
   step_options options;
+  std::vector<step_input> inputs;
   std::vector<operand_set> contents;  ///< of each tensor, at the start
 
   /// Adds a tensor with random contents from `seed` and the tensor's position.
@@ -48,9 +67,11 @@ struct test_problem {
   /// multiplied by the loss scale.
   operand_bytes gradient_at(std::size_t tensor, int step) const;
 
-  /// The plan over memory that `place` gives.
+  /// The plan over memory that `place` and `place_input` give.
   using placement = std::function<void*(std::size_t tensor, std::size_t operand)>;
-  step_plan plan(device_location device, const placement& place) const;
+  using input_placement = std::function<const float*(std::size_t input)>;
+  step_plan plan(device_location device, const placement& place,
+                 const input_placement& place_input) const;
 };
 
 /// A problem of one tensor of one group.

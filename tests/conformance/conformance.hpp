@@ -49,8 +49,9 @@ inline void expect_bits_of_host(executor_kind kind, const test_problem& problem,
   found->run_with_fresh_gradients(steps);
   expected->run_with_fresh_gradients(steps);
   expect_same_bits(problem, found->read_all(), expected->read_all());
-  EXPECT_EQ(found->get().status().grad_norm, expected->get().status().grad_norm);
-  EXPECT_EQ(found->get().status().clip_coefficient, expected->get().status().clip_coefficient);
+  expect_same_status(found->get().status(), expected->get().status());
+  // The status was waited for, so all records are there.
+  expect_same_records(found->get().read_records(), expected->get().read_records());
   found->expect_guards_intact();
 }
 

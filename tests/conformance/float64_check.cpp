@@ -7,56 +7,84 @@
 #include <ostream>
 
 #include "common/reference_adam.hpp"
-#include "common/reference_schedule.hpp"
 
 namespace stepgraph::test {
 namespace {
 
-/// The learning rate that the group should use in its update number `step`.
-double expected_learning_rate(const group_options& group, std::uint64_t step) {
-  return group.schedule ? reference_learning_rate(*group.schedule, step - 1) : group.learning_rate;
+/// A value that a group should use in the update after `before`. Schedules are judged elsewhere;
+/// here counts that their clock is right.
+double expected_value(const std::optional<schedule>& scheduled, double value,
+                      const step_status& before, std::size_t group) {
+  if (!scheduled) return value;
+  const bool samples = scheduled->clock == schedule_clock::samples;
+  return value_at(*scheduled, samples ? before.samples : before.groups[group].step);
 }
 
-reference_options options_of(const group_options& group, std::uint64_t step, double factor,
+reference_options options_of(const group_options& group, const group_status& status, double factor,
                              bool amsgrad) {
   reference_options options;
-  options.learning_rate = expected_learning_rate(group, step);
+  options.learning_rate = status.learning_rate;
   options.beta1 = group.beta1;
   options.beta2 = group.beta2;
   options.eps = group.eps;
-  options.weight_decay = group.weight_decay;
+  options.weight_decay = status.weight_decay;
   options.decoupled = group.mode == weight_decay_mode::decoupled;
   options.bias_correction = group.bias_correction;
   options.maximize = group.maximize;
   options.gradient_factor = factor;
   options.amsgrad = amsgrad;
-  options.step = step;
+  options.step = status.step;
   return options;
 }
 
-double norm_of_gradients(const test_problem& problem, const std::vector<operand_set>& state) {
+/// Norm and number of zeros of the stored gradients of some groups.
+struct measured_gradients {
+  double norm = 0.0;
+  std::uint64_t zeros = 0;
+};
+
+/// Of the groups that share a norm group with this name, or of all.
+measured_gradients measure(const test_problem& problem, norm_kind kind,
+                           const std::vector<operand_set>& state, const std::string* norm_group) {
   long double sum = 0.0L;
+  double largest = 0.0;
+  measured_gradients found;
   for (std::size_t t = 0; t < problem.tensors.size(); ++t) {
-    for (const float value :
-         decode(problem.tensors[t].signature.gradient, state[t][gradient_operand])) {
+    const problem_tensor& tensor = problem.tensors[t];
+    if (norm_group != nullptr && problem.groups[tensor.group].norm_group != *norm_group) continue;
+    for (const float value : decode(tensor.signature.gradient, state[t][gradient_operand])) {
       sum += static_cast<long double>(value) * value;
+      largest = std::max(largest, std::abs(static_cast<double>(value)));
+      found.zeros += value == 0.0f ? 1 : 0;
     }
   }
-  return static_cast<double>(std::sqrt(sum));
+  found.norm = kind == norm_kind::l2 ? static_cast<double>(std::sqrt(sum)) : largest;
+  return found;
 }
 
-void check_norm_and_clip(const test_problem& problem, const step_options& options,
-                         const std::vector<operand_set>& before, const step_status& status) {
-  if (!options.skip_non_finite && options.max_grad_norm == 0.0) {
+void check_norm_and_clip(const executor_adapter& adapter, const step_plan& plan,
+                         const step_options& options, const std::vector<operand_set>& before,
+                         const step_status& status) {
+  ASSERT_EQ(status.norms.size(), plan.norm_groups.size());
+  if (!measures_gradients(options)) {
     EXPECT_EQ(status.grad_norm, 0.0);
     EXPECT_EQ(status.clip_coefficient, 1.0);
+    EXPECT_EQ(status.zeros, 0u);
+    for (const double norm : status.norms) EXPECT_EQ(norm, 0.0);
     return;
   }
-  const double norm = norm_of_gradients(problem, before) / options.loss_scale;
-  EXPECT_NEAR(status.grad_norm, norm, 1e-6 * norm);
+  const test_problem& problem = adapter.problem();
+  const measured_gradients whole = measure(problem, options.norm, before, nullptr);
+  const double norm = whole.norm / options.loss_scale;
+  EXPECT_NEAR(status.grad_norm, norm, 1e-12 * norm);
+  EXPECT_EQ(status.zeros, options.count_zeros ? whole.zeros : 0u);
+  for (std::size_t i = 0; i < status.norms.size(); ++i) {
+    const double part = measure(problem, options.norm, before, &plan.norm_groups[i]).norm;
+    EXPECT_NEAR(status.norms[i], part / options.loss_scale, 1e-12 * norm) << plan.norm_groups[i];
+  }
   const double clip =
       options.max_grad_norm > 0.0 ? std::min(1.0, options.max_grad_norm / (norm + 1e-6)) : 1.0;
-  EXPECT_NEAR(status.clip_coefficient, clip, 1.1e-6 * clip);
+  EXPECT_NEAR(status.clip_coefficient, clip, 0x1p-23 * clip);
 }
 
 /// What a value may be before it is stored.
@@ -241,6 +269,25 @@ void check_tensor(const problem_tensor& tensor, const reference_options& options
   check_scaling(tensor, before, after, weight);
 }
 
+/// The gradient as the step should leave it: as it was, zeroed, or unscaled and clipped.
+void check_gradient(const problem_tensor& tensor, const step_options& options, double factor,
+                    const operand_set& before, const operand_set& after) {
+  const bool alone = is_gradient_alone(tensor.signature);
+  operand_bytes expected = before[gradient_operand];
+  if (options.unscale_gradients) {
+    std::vector<interval> unscaled;
+    for (const float value : decode(tensor.signature.gradient, expected)) {
+      const double exact = static_cast<double>(value) * factor;
+      unscaled.push_back(around(exact, std::abs(exact) * 0x1p-22 + 0x1p-149));
+    }
+    check_rounding({tensor, gradient_operand}, tensor.signature.gradient,
+                   decode(tensor.signature.gradient, after[gradient_operand]), unscaled);
+    return;
+  }
+  if (options.zero_gradients && !alone) std::fill(expected.begin(), expected.end(), std::byte{0});
+  EXPECT_EQ(after[gradient_operand], expected) << "gradient of tensor '" << tensor.name << "'";
+}
+
 }  // namespace
 
 void launch_and_check_against_float64(executor_adapter& adapter, const step_in_force& in_force) {
@@ -254,27 +301,30 @@ void launch_and_check_against_float64(executor_adapter& adapter, const step_in_f
   EXPECT_FALSE(status.last_skipped);
   EXPECT_EQ(status.step, status_before.step + 1);
   EXPECT_EQ(status.loss_scale, in_force.options.loss_scale);
-  check_norm_and_clip(problem, in_force.options, before, status);
+  EXPECT_EQ(status.samples, status_before.samples + in_force.options.samples_per_step);
+  check_norm_and_clip(adapter, adapter.get().plan(), in_force.options, before, status);
   ASSERT_EQ(status.groups.size(), in_force.groups.size());
   for (std::size_t g = 0; g < status.groups.size(); ++g) {
-    const double expected = expected_learning_rate(in_force.groups[g], status.groups[g].step);
-    EXPECT_NEAR(status.groups[g].learning_rate, expected, 1e-14 * expected + 1e-18)
-        << in_force.groups[g].name;
+    const group_options& group = in_force.groups[g];
+    const double learning_rate =
+        expected_value(group.learning_rate_schedule, group.learning_rate, status_before, g);
+    const double weight_decay =
+        expected_value(group.weight_decay_schedule, group.weight_decay, status_before, g);
+    EXPECT_EQ(status.groups[g].learning_rate, learning_rate) << group.name;
+    EXPECT_EQ(status.groups[g].weight_decay, weight_decay) << group.name;
   }
   // The clip was judged above; the update is judged with the clip that it was given.
   const double factor = status.clip_coefficient / in_force.options.loss_scale;
   for (std::size_t t = 0; t < problem.tensors.size(); ++t) {
-    const group_id group = problem.tensors[t].group;
+    const problem_tensor& tensor = problem.tensors[t];
     const reference_options options =
-        options_of(in_force.groups[group], status.groups[group].step, factor,
-                   problem.tensors[t].signature.max_exp_avg_sq != storage_format::none);
-    check_tensor(problem.tensors[t], options, in_force.options.stochastic_rounding, before[t],
-                 after[t]);
+        options_of(in_force.groups[tensor.group], status.groups[tensor.group], factor,
+                   tensor.signature.max_exp_avg_sq != storage_format::none);
+    if (!is_gradient_alone(tensor.signature)) {
+      check_tensor(tensor, options, in_force.options.stochastic_rounding, before[t], after[t]);
+    }
+    check_gradient(tensor, in_force.options, factor, before[t], after[t]);
     if (::testing::Test::HasFatalFailure()) return;
-    operand_bytes gradient = before[t][gradient_operand];
-    if (in_force.options.zero_gradients) std::fill(gradient.begin(), gradient.end(), std::byte{0});
-    EXPECT_EQ(after[t][gradient_operand], gradient)
-        << "gradient of tensor '" << problem.tensors[t].name << "'";
   }
 }
 

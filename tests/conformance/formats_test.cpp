@@ -3,6 +3,7 @@
 #include <cstring>
 #include <limits>
 
+#include "common/warmed_up.hpp"
 #include "conformance/conformance.hpp"
 #include "conformance/float64_check.hpp"
 
@@ -175,7 +176,7 @@ TEST_P(SameBitsAsHost, OverManySizesGroupsAndOffsets) {
        .beta1 = 0.8,
        .beta2 = 0.99,
        .maximize = true,
-       .schedule = learning_rate_schedule{schedule_shape::cosine, 0, 0.0, 1e-2, 1e-4, 2, 7}});
+       .learning_rate_schedule = warmed_up(learning_rate_style::cosine, 0.0, 1e-2, 1e-4, 2, 7)});
   problem.groups.push_back({.name = "uncorrected", .bias_correction = false, .step = 3});
   for (std::size_t t = 0; t < unaligned.tensors.size(); ++t) {
     problem.tensors.push_back(unaligned.tensors[t]);

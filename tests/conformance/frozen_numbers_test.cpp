@@ -3,6 +3,7 @@
 #include <functional>
 #include <thread>
 
+#include "common/warmed_up.hpp"
 #include "conformance/conformance.hpp"
 #include "conformance/float64_check.hpp"
 
@@ -238,17 +239,19 @@ TEST_P(FrozenNumbers, SettersRacingWithLaunchesNeverTear) {
   setter.join();
 }
 
-const learning_rate_schedule falling = {schedule_shape::linear, 0, 0.0, 1.0, 0.0, 0, 10};
+const schedule falling = falling_from(1.0, 10);
 
 TEST_P(FrozenNumbers, ScheduleRunsWithoutTheHost) {
-  const auto adapter = make(uniform_problem({.name = "group", .schedule = falling}, 0.0f, 1.0f));
+  const auto adapter =
+      make(uniform_problem({.name = "group", .learning_rate_schedule = falling}, 0.0f, 1.0f));
   adapter->launch(10);
   // 1 + 0.9 + ... + 0.1
   EXPECT_NEAR(adapter->first_value(), -5.5, 1e-5);
 }
 
 TEST_P(FrozenNumbers, LearningRateByHandHoldsUntilTheScheduleResumesWhereItWouldBe) {
-  const auto adapter = make(uniform_problem({.name = "group", .schedule = falling}, 0.0f, 1.0f));
+  const auto adapter =
+      make(uniform_problem({.name = "group", .learning_rate_schedule = falling}, 0.0f, 1.0f));
   const auto next_learning_rate = [&] {
     adapter->launch();
     return adapter->get().status().groups[0].learning_rate;
@@ -262,7 +265,8 @@ TEST_P(FrozenNumbers, LearningRateByHandHoldsUntilTheScheduleResumesWhereItWould
 }
 
 TEST_P(FrozenNumbers, OfLearningRatesByHandAndReturnsToTheScheduleTheLastWins) {
-  const auto adapter = make(uniform_problem({.name = "group", .schedule = falling}, 0.0f, 1.0f));
+  const auto adapter =
+      make(uniform_problem({.name = "group", .learning_rate_schedule = falling}, 0.0f, 1.0f));
   executor& run = adapter->get();
   const auto next_learning_rate = [&] {
     adapter->launch();
@@ -285,7 +289,8 @@ TEST_P(FrozenNumbers, OfLearningRatesByHandAndReturnsToTheScheduleTheLastWins) {
 }
 
 TEST_P(FrozenNumbers, GroupStepByHandMovesTheScheduleClock) {
-  const auto adapter = make(uniform_problem({.name = "group", .schedule = falling}, 0.0f, 1.0f));
+  const auto adapter =
+      make(uniform_problem({.name = "group", .learning_rate_schedule = falling}, 0.0f, 1.0f));
   adapter->get().set_group_step(0, 6);
   adapter->launch();
   EXPECT_DOUBLE_EQ(adapter->get().status().groups[0].learning_rate, 0.4);

@@ -10,6 +10,7 @@
 #include "common/executor_adapter.hpp"
 #include "common/expect_error.hpp"
 #include "common/ones_on_device.hpp"
+#include "common/stream_gate.hpp"
 #include "stepgraph/cuda/capture_scope.hpp"
 #include "stepgraph/cuda/graph_executor.hpp"
 #include "stepgraph/cuda/stream_executor.hpp"
@@ -244,6 +245,13 @@ TEST_F(GpuGraphExecutor, ReleaseTwiceThenEveryCallIsRefused) {
   expect_error<usage_error>([&] { executor.set_step(1); }, words);
   expect_error<usage_error>([&] { executor.set_loss_scale(2.0); }, words);
   expect_error<usage_error>([&] { executor.set_max_grad_norm(2.0); }, words);
+  expect_error<usage_error>([&] { executor.set_skip_above_norm(2.0); }, words);
+  expect_error<usage_error>([&] { executor.set_samples_per_step(2); }, words);
+  expect_error<usage_error>([&] { executor.loss_scale_address(); }, words);
+  expect_error<usage_error>([&] { executor.totals_address(); }, words);
+  step_status state;
+  state.groups.resize(1);
+  expect_error<usage_error>([&] { executor.load_state(state); }, words);
   expect_error<usage_error>(
       [&] { executor.rebind(0, operand_kind::parameter, tensor.parameter.data()); }, words);
 }
@@ -450,37 +458,6 @@ TEST_F(GpuStreamExecutor, MovedExecutorGoesOn) {
   stream.synchronize();
   expect_updates(tensor, 3);
 }
-
-/// Holds a stream until it is opened, or for half a minute.
-class stream_gate {
- public:
-  explicit stream_gate(cudaStream_t stream) : stream_(stream) {
-    check(cudaLaunchHostFunc(
-        stream,
-        [](void* gate) {
-          auto& self = *static_cast<stream_gate*>(gate);
-          for (int i = 0; i < 30'000 && !self.open_; ++i) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(1));
-          }
-          self.passed_ = true;
-        },
-        this));
-  }
-  ~stream_gate() {
-    open();
-    (void)cudaStreamSynchronize(stream_);
-  }
-  stream_gate(const stream_gate&) = delete;
-  stream_gate& operator=(const stream_gate&) = delete;
-
-  void open() { open_ = true; }
-  bool passed() const { return passed_; }
-
- private:
-  cudaStream_t stream_;
-  std::atomic<bool> open_ = false;
-  std::atomic<bool> passed_ = false;
-};
 
 // Tools that serialise launches, such as compute-sanitizer, block by themselves: a suite apart.
 class GpuUnblocked : public gpu_test {};

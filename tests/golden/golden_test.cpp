@@ -10,6 +10,7 @@
 #include <map>
 #include <sstream>
 
+#include "common/warmed_up.hpp"
 #include "conformance/conformance.hpp"
 
 // Digests of the state after a few steps, one a signature: all tuned ones and some more, written by
@@ -69,10 +70,10 @@ test_problem varied_problem(const update_signature& signature) {
       {.name = "scheduled",
        .beta1 = 0.85,
        .beta2 = 0.98,
-       .schedule = learning_rate_schedule{schedule_shape::cosine, 0, 1e-5, 1e-2, 1e-4, 2, 4}},
+       .learning_rate_schedule = warmed_up(learning_rate_style::cosine, 1e-5, 1e-2, 1e-4, 2, 4)},
       {.name = "linear",
        .maximize = true,
-       .schedule = learning_rate_schedule{schedule_shape::linear, 0, 0.0, 1e-2, 0.0, 1, 6}},
+       .learning_rate_schedule = warmed_up(learning_rate_style::linear, 0.0, 1e-2, 0.0, 1, 6)},
       {.name = "uncorrected", .eps = 1e-6, .bias_correction = false}};
   for (const std::uint64_t numel : {1u, 7u, 2048u, 2049u, 5001u, 130u}) {
     const auto t = static_cast<group_id>(problem.tensors.size());

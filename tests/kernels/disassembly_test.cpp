@@ -22,6 +22,7 @@
 namespace stepgraph {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -269,6 +270,46 @@ TEST_F(Disassembly, GenericKernelUsesNoDoublesNoLocalMemoryAndFewRegisters) {
     EXPECT_LE(code.registers, 128);
   }
   EXPECT_EQ(generic, 1);
+}
+
+/// What is missing for programmatic dependent launch: PREEXIT lets the successor start, ACQBULK
+/// waits for the predecessors, and nothing is written before it.
+std::vector<std::string> dependent_launch_complaints(const kernel_code& kernel) {
+  std::vector<std::string> found;
+  if (count(kernel, "PREEXIT") != 1) found.push_back("does not let its successors start, once");
+  if (count(kernel, "ACQBULK") == 0) found.push_back("does not wait for its predecessors");
+  for (const instruction& each : kernel.instructions) {
+    if (each.opcode == "ACQBULK") break;
+    static const std::regex writes(R"((ST|STG|RED|ATOM|ATOMG)(\..*)?)");
+    if (std::regex_match(each.opcode, writes)) found.push_back("writes before it waits");
+  }
+  return found;
+}
+
+TEST_F(Disassembly, EveryKernelOfTheStepStartsItsSuccessorsEarlyAndWaitsForItsPredecessors) {
+  const auto kernels = disassemble(STEPGRAPH_KERNELS_FILE);
+  for (const char* const operation :
+       {"grad_stats_kernel", "grad_totals_kernel", "advance_step_kernel", "apply_settings_kernel",
+        "scale_gradients_kernel", "update_kernel", "set_condition_kernel", "begin_loop_kernel",
+        "end_of_step_kernel"}) {
+    const bool known = std::any_of(kernels.begin(), kernels.end(), [&](const auto& each) {
+      return each.first.find(operation) != std::string::npos;
+    });
+    EXPECT_TRUE(known) << operation;
+  }
+  for (const auto& [name, code] : kernels) {
+    EXPECT_THAT(dependent_launch_complaints(code), IsEmpty()) << name;
+  }
+}
+
+TEST_F(Disassembly, KernelsWithoutDependentLaunchAreFound) {
+  const auto kernels = disassemble(STEPGRAPH_BAD_KERNELS_FILE);
+  ASSERT_THAT(kernels, Not(IsEmpty()));
+  for (const auto& [name, code] : kernels) {
+    EXPECT_THAT(dependent_launch_complaints(code),
+                AllOf(Contains(HasSubstr("successors")), Contains(HasSubstr("predecessors"))))
+        << name;
+  }
 }
 
 TEST_F(Disassembly, ChecksRejectKernelsThatDoOneThingWrong) {

@@ -1,7 +1,6 @@
 #include "stepgraph/kernels/host_loops.hpp"
 
 #include <gtest/gtest.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <cmath>
@@ -45,7 +44,7 @@ std::vector<instruction_set> instruction_sets() {
 math::adam_terms ordinary_terms() {
   host_block block(1);
   block.groups[0].weight_decay = 0.1;
-  host::advance_step(block.view(), {}, {});
+  test::advance_unmeasured(block);
   return block.terms[0];
 }
 
@@ -152,17 +151,22 @@ TEST(HostLoopsOfEverySignature, EveryInstructionSetRoundsStochasticallyAlike) {
   }
 }
 
-TEST_P(HostLoops, EveryInstructionSetAddsSquaresInTheSameOrder) {
+TEST_P(HostLoops, EveryInstructionSetAddsGradientsInTheSameOrder) {
   for (const std::uint64_t numel : {1u, 3u, 255u, 1000u, 2047u, 2048u}) {
     const std::vector<kernel_tensor> tensors = {{GetParam(), numel, 0, numel % 2}};
     const host_tensors placed(tensors, test::random_contents(tensors, numel));
-    host::thread_sums expected;
-    EXPECT_EQ(host::chunk_loops_baseline().add_squares(placed.descriptors[0], 0, numel, expected),
-              0u);
-    for (const instruction_set& set : instruction_sets()) {
-      host::thread_sums sums;
-      EXPECT_EQ(set.loops.add_squares(placed.descriptors[0], 0, numel, sums), 0u);
-      EXPECT_EQ(std::memcmp(&sums, &expected, sizeof(sums)), 0) << set.name << " " << numel;
+    for (const norm_kind norm : {norm_kind::l2, norm_kind::infinity}) {
+      for (const bool count_zeros : {false, true}) {
+        const statistics_options options = {norm, count_zeros};
+        host::thread_statistics expected;
+        host::chunk_loops_baseline().add_gradients(placed.descriptors[0], 0, numel, options,
+                                                   expected);
+        for (const instruction_set& set : instruction_sets()) {
+          host::thread_statistics found;
+          set.loops.add_gradients(placed.descriptors[0], 0, numel, options, found);
+          EXPECT_EQ(std::memcmp(&found, &expected, sizeof(found)), 0) << set.name << " " << numel;
+        }
+      }
     }
   }
 }
@@ -175,7 +179,7 @@ TEST_P(HostLoops, UpdateCoversTheTensorsOfEveryGroup) {
   std::vector<operand_set> contents = test::random_contents(tensors, 21);
   const host_tensors placed(tensors, contents);
   host_block block(3);
-  host::advance_step(block.view(), {}, {});
+  test::advance_unmeasured(block);
   host::update(placed.host_table(), block.view(), {});
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     update_by_element(GetParam(), block.terms[tensors[t].group], contents[t]);
@@ -188,8 +192,8 @@ TEST_P(HostLoops, UpdateZeroesGradientsWhenAsked) {
   std::vector<operand_set> contents = test::random_contents(tensors, 22);
   const host_tensors placed(tensors, contents);
   host_block block(1);
-  host::advance_step(block.view(), {}, {});
-  host::update(placed.host_table(), block.view(), {.zero_gradients = true});
+  test::advance_unmeasured(block);
+  host::update(placed.host_table(), block.view(), {.gradients = gradient_store::zero});
   update_by_element(GetParam(), block.terms[0], contents[0]);
   for (std::byte& byte : contents[0][test::gradient_operand]) byte = std::byte{0};
   EXPECT_EQ(placed.buffers, host_tensors(tensors, contents).buffers);
@@ -201,119 +205,42 @@ TEST_P(HostLoops, SkippedUpdateTouchesNothingButGradientsToZero) {
   const host_tensors placed(tensors, contents);
   const host_tensors untouched(tensors, contents);
   host_block block(1);
-  host::advance_step(block.view(), {}, {0.0, 1, 1});
+  test::advance_by_total(block, std::numeric_limits<double>::infinity());
   host::update(placed.host_table(), block.view(), {});
   EXPECT_EQ(placed.buffers, untouched.buffers);
-  host::update(placed.host_table(), block.view(), {.zero_gradients = true});
+  host::update(placed.host_table(), block.view(), {.gradients = gradient_store::zero});
   for (std::byte& byte : contents[0][test::gradient_operand]) byte = std::byte{0};
   EXPECT_EQ(placed.buffers, host_tensors(tensors, contents).buffers);
 }
 
-/// Tensors of every gradient format and of lengths around the chunk.
-std::vector<kernel_tensor> tensors_of_every_gradient_format() {
-  std::vector<kernel_tensor> tensors;
-  for (const storage_format gradient :
-       {storage_format::f32, storage_format::f16, storage_format::bf16}) {
-    for (const std::uint64_t numel : {1u, 0u, 2047u, 2048u, 2049u, 30001u}) {
-      update_signature signature;
-      signature.gradient = gradient;
-      tensors.push_back({signature, numel, 0, numel % 3});
-    }
-  }
-  return tensors;
-}
-
-TEST(GradStats, SumDoesNotDependOnTheNumberOfThreads) {
-  const std::vector<kernel_tensor> tensors = tensors_of_every_gradient_format();
-  const host_tensors placed(tensors, test::random_contents(tensors, 31));
-  const int threads_before = omp_get_max_threads();
-  omp_set_num_threads(1);
-  const double expected = host::grad_stats(placed.host_table()).sum_of_squares;
-  for (const int threads : {2, 3, 7, 16}) {
-    omp_set_num_threads(threads);
-    EXPECT_EQ(host::grad_stats(placed.host_table()).sum_of_squares, expected) << threads;
-  }
-  omp_set_num_threads(threads_before);
-}
-
-TEST(GradStats, SumIsThatOfFloat64) {
-  const std::vector<kernel_tensor> tensors = tensors_of_every_gradient_format();
-  const std::vector<operand_set> contents = test::random_contents(tensors, 32);
+// What is left is what scale_gradients leaves, and the update reads what was there before.
+TEST_P(HostLoops, UpdateLeavesUnscaledGradientsWhenAsked) {
+  const std::vector<kernel_tensor> tensors = {{GetParam(), 3000, 0, 1}};
+  std::vector<operand_set> contents = test::random_contents(tensors, 24);
   const host_tensors placed(tensors, contents);
-  long double expected = 0.0L;
-  for (std::size_t t = 0; t < tensors.size(); ++t) {
-    for (const float value :
-         test::decode(tensors[t].signature.gradient, contents[t][test::gradient_operand])) {
-      expected += static_cast<long double>(value) * value;
-    }
-  }
-  const gradient_statistics statistics = host::grad_stats(placed.host_table());
-  EXPECT_NEAR(statistics.sum_of_squares / static_cast<double>(expected), 1.0, 1e-6);
-  EXPECT_EQ(statistics.non_finite, 0u);
-  EXPECT_EQ(statistics.measured, 1u);
-}
-
-TEST(GradStats, OfNoTensorsIsZero) {
-  const gradient_statistics statistics = host::grad_stats({});
-  EXPECT_EQ(statistics.sum_of_squares, 0.0);
-  EXPECT_EQ(statistics.non_finite, 0u);
-  EXPECT_EQ(statistics.measured, 1u);
-}
-
-TEST(GradStats, FindsOneNonFiniteElementAnywhere) {
-  const float infinity = std::numeric_limits<float>::infinity();
-  for (const storage_format gradient :
-       {storage_format::f32, storage_format::f16, storage_format::bf16}) {
-    update_signature signature;
-    signature.gradient = gradient;
-    const std::vector<kernel_tensor> tensors = {{signature, 10, 0, 0}, {signature, 4100, 0, 1}};
-    for (const float value : {infinity, -infinity, std::numeric_limits<float>::quiet_NaN()}) {
-      for (const std::uint64_t position : {0u, 1u, 2047u, 2048u, 4095u, 4099u}) {
-        std::vector<operand_set> contents = test::random_contents(tensors, 33);
-        const operand_bytes bad = test::encode(gradient, std::span(&value, 1));
-        std::memcpy(contents[1][test::gradient_operand].data() + position * bad.size(), bad.data(),
-                    bad.size());
-        const host_tensors placed(tensors, contents);
-        EXPECT_NE(host::grad_stats(placed.host_table()).non_finite, 0u)
-            << name_of(gradient) << " " << value << " at " << position;
-      }
-    }
-  }
-}
-
-TEST(AdvanceStep, AppliesABatchOnce) {
-  host_block block(2);
-  const setting entries[] = {{1, setting_field::learning_rate, 0.5},
-                             {whole_step, setting_field::loss_scale, 2.0}};
-  host::advance_step(block.view(), {entries, 2, 7}, {});
-  EXPECT_EQ(block.groups[1].learning_rate, 0.5);
-  EXPECT_EQ(block.groups[0].learning_rate, 1e-3);
-  EXPECT_EQ(block.scalars.loss_scale, 2.0f);
-  EXPECT_EQ(block.scalars.settings_serial, 7u);
-  // A captured launch repeats its arguments; a value that came another way must survive.
-  block.groups[1].learning_rate = 0.25;
-  host::advance_step(block.view(), {entries, 2, 7}, {});
-  EXPECT_EQ(block.groups[1].learning_rate, 0.25);
-  EXPECT_EQ(block.progress[1].step, 2u);
-}
-
-TEST(AdvanceStep, SkippedStepAppliesSettingsButAdvancesNoGroup) {
   host_block block(1);
-  const setting entries[] = {{0, setting_field::eps, 0.5}};
-  host::advance_step(block.view(), {entries, 1, 1}, {0.0, 1, 1});
-  EXPECT_EQ(block.groups[0].eps, 0.5);
-  EXPECT_EQ(block.progress[0].step, 0u);
-  EXPECT_EQ(block.scalars.step, 0u);
-  EXPECT_EQ(block.scalars.skipped, 1u);
+  block.groups[0].flags |= group_maximize;
+  block.scalars.next_loss_scale.scale = 3.0f;
+  test::advance_unmeasured(block);
+  host::update(placed.host_table(), block.view(), {.gradients = gradient_store::unscaled});
+  update_by_element(GetParam(), block.terms[0], contents[0]);
+  const storage_format format = GetParam().gradient;
+  std::vector<float> values = test::decode(format, contents[0][test::gradient_operand]);
+  // Maximizing turns the direction of the update, not the gradient.
+  for (float& value : values) value *= static_cast<float>(1.0 / 3.0);
+  contents[0][test::gradient_operand] = test::encode(format, values);
+  EXPECT_EQ(placed.buffers, host_tensors(tensors, contents).buffers);
 }
 
-TEST(ApplySettings, ChangesSettingsWithoutAStep) {
+TEST_P(HostLoops, SkippedUpdateLeavesGradientsThatItShouldUnscale) {
+  const std::vector<kernel_tensor> tensors = {{GetParam(), 3000, 0, 0}};
+  const std::vector<operand_set> contents = test::random_contents(tensors, 25);
+  const host_tensors placed(tensors, contents);
   host_block block(1);
-  const setting entries[] = {{0, setting_field::beta1, 0.5}, {0, setting_field::group_step, 9.0}};
-  host::apply_settings(block.view(), {entries, 2, 3});
-  EXPECT_EQ(block.groups[0].beta1, 0.5);
-  EXPECT_EQ(block.progress[0].step, 9u);
-  EXPECT_EQ(block.scalars.step, 0u);
+  block.scalars.next_loss_scale.scale = 4.0f;
+  test::advance_by_total(block, std::numeric_limits<double>::infinity());
+  host::update(placed.host_table(), block.view(), {.gradients = gradient_store::unscaled});
+  EXPECT_EQ(placed.buffers, host_tensors(tensors, contents).buffers);
 }
 
 }  // namespace

@@ -1,9 +1,12 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "common/random_operands.hpp"
+#include "stepgraph/kernels/host_loops.hpp"
 #include "stepgraph/kernels/step_block.hpp"
 #include "stepgraph/kernels/tensor_table.hpp"
 #include "stepgraph/math/advance_step.hpp"
@@ -80,6 +83,11 @@ struct placed_tensors {
   tensor_table_view host_table() const {
     return {descriptors.data(), chunks.data(), chunks.size(), nullptr};
   }
+
+  /// The same for a pass over the gradients, all of one norm group.
+  statistics_table_view host_statistics_table() const {
+    return {descriptors.data(), chunks.data(), chunks.size()};
+  }
 };
 
 using host_tensors = placed_tensors<operand_bytes>;
@@ -91,9 +99,20 @@ struct host_block {
   std::vector<group_settings> groups;
   std::vector<group_progress> progress;
   std::vector<math::adam_terms> terms;
+  std::vector<math::prepared_group> prepared_groups;
+  std::vector<double> norms;
+  std::vector<schedule_segment> segments;
+  std::vector<double> schedule_table;
+  record_ring_view records;
 
-  explicit host_block(std::size_t group_count)
-      : groups(group_count), progress(group_count), terms(group_count) {
+  explicit host_block(std::size_t group_count, std::size_t norm_group_count = 1)
+      : groups(group_count),
+        progress(group_count),
+        terms(group_count),
+        prepared_groups(group_count),
+        norms(norm_group_count) {
+    // Every step that measures skips on what is not finite, unless a test wants otherwise.
+    step.skip_non_finite = 1;
     for (std::size_t group = 0; group < group_count; ++group) {
       groups[group].learning_rate = 1e-3 * static_cast<double>(group + 1);
       groups[group].weight_decay = 0.01 * static_cast<double>(group);
@@ -101,9 +120,56 @@ struct host_block {
   }
 
   step_block_view view() {
-    return {&scalars,        &step,        groups.data(),
-            progress.data(), terms.data(), static_cast<std::uint32_t>(groups.size())};
+    step_block_view view;
+    view.scalars = &scalars;
+    view.step = &step;
+    view.groups = groups.data();
+    view.progress = progress.data();
+    view.schedules = {segments.data(), schedule_table.data()};
+    view.terms = terms.data();
+    view.prepared_groups = prepared_groups.data();
+    view.norms = norms.data();
+    view.records = records;
+    view.group_count = static_cast<std::uint32_t>(groups.size());
+    view.norm_group_count = static_cast<std::uint32_t>(norms.size());
+    return view;
   }
 };
+
+/// A batch whose entries lie where the caller keeps them.
+inline settings_batch batch_of(std::span<const setting> entries, std::uint64_t serial) {
+  settings_batch batch;
+  batch.entries = entries.data();
+  batch.count = static_cast<std::uint32_t>(entries.size());
+  batch.serial = serial;
+  return batch;
+}
+
+/// A batch that carries its few entries itself.
+inline settings_batch inline_batch_of(std::span<const setting> entries, std::uint64_t serial) {
+  settings_batch batch = batch_of(entries, serial);
+  batch.entries = nullptr;
+  std::copy(entries.begin(), entries.end(), batch.few);
+  return batch;
+}
+
+/// Advances a block by a step that measured nothing.
+inline void advance_unmeasured(host_block& block, const settings_batch& settings = {}) {
+  host::advance_step(block.view(), settings, {}, nullptr);
+}
+
+/// Advances a block by a step whose gradient has this total.
+inline void advance_by_total(host_block& block, double total, const settings_batch& settings = {}) {
+  host::advance_step(block.view(), settings, {total, 0, 1}, &total);
+}
+
+/// grad_stats with its advance.
+inline void measure_and_advance(host_block& block, const statistics_table_view& table,
+                                const settings_batch& settings = {}, bool count_zeros = false) {
+  std::vector<double> totals(table.norm_group_count);
+  const gradient_statistics found =
+      host::grad_stats(table, {block.step.norm, count_zeros}, totals.data());
+  host::advance_step(block.view(), settings, found, totals.data());
+}
 
 }  // namespace stepgraph::test

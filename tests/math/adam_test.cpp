@@ -8,7 +8,7 @@
 
 #include "common/random_numbers.hpp"
 #include "common/reference_adam.hpp"
-#include "stepgraph/math/advance_step.hpp"
+#include "math/advanced_group.hpp"
 
 namespace stepgraph {
 namespace {
@@ -29,9 +29,9 @@ math::adam_terms terms_of(const reference_options& options) {
                 (options.maximize ? group_maximize : 0u);
   group_progress progress;
   progress.step = options.step - 1;
-  step_settings step;
-  step.loss_scale = 1.0 / options.gradient_factor;
-  return math::advance_group(group, step, step_scalars{}, progress);
+  step_scalars scalars;
+  scalars.gradient_scale = static_cast<float>(options.gradient_factor);
+  return math::finish_group(test::prepared(group, progress), scalars);
 }
 
 /// One update of an element; without AMSGrad its largest second moment stays as it is.

@@ -4,7 +4,9 @@
 
 #include <cmath>
 #include <limits>
+#include <vector>
 
+#include "math/advanced_group.hpp"
 #include "stepgraph/math/bias_correction.hpp"
 
 namespace stepgraph {
@@ -40,10 +42,10 @@ TEST(BiasCorrection, IsOneMinusThePower) {
 math::adam_terms terms_at(group_settings group, std::uint64_t step) {
   group_progress progress;
   progress.step = step - 1;
-  return math::advance_group(group, step_settings{}, step_scalars{}, progress);
+  return test::advance(group, progress);
 }
 
-TEST(AdvanceGroup, A17_CorrectedSecondMomentIsAccurateAtEveryStep) {
+TEST(PreparedGroup, A17_CorrectedSecondMomentIsAccurateAtEveryStep) {
   for (const std::uint64_t step : {1ull, 2ull, 10ull, 1000ull, 1'000'000ull}) {
     for (const double beta2 : {0.95, 0.999, 0.9999}) {
       group_settings group;
@@ -59,7 +61,7 @@ TEST(AdvanceGroup, A17_CorrectedSecondMomentIsAccurateAtEveryStep) {
   }
 }
 
-TEST(AdvanceGroup, A17_SecondMomentOfAConstantGradientCorrectsToItsSquare) {
+TEST(PreparedGroup, A17_SecondMomentOfAConstantGradientCorrectsToItsSquare) {
   const group_settings group;
   group_progress progress;
   float parameter = 1.0f;
@@ -67,38 +69,41 @@ TEST(AdvanceGroup, A17_SecondMomentOfAConstantGradientCorrectsToItsSquare) {
   float exp_avg_sq = 0.0f;
   float largest = 0.0f;
   for (int step = 1; step <= 10; ++step) {
-    const math::adam_terms terms =
-        math::advance_group(group, step_settings{}, step_scalars{}, progress);
+    const math::adam_terms terms = test::advance(group, progress);
     math::adam_update(terms, false, 3.0f, parameter, exp_avg, exp_avg_sq, largest);
     const double root = math::square_root(exp_avg_sq) * terms.inverse_sqrt_bias2;
     EXPECT_LT(std::abs(root * root / 9.0 - 1.0), 1e-6) << step;
   }
 }
 
-TEST(AdvanceGroup, CountsItsStepAndRemembersTheLearningRate) {
+TEST(PreparedGroup, CountsItsStepAndRemembersTheLearningRate) {
   group_settings group;
   group.learning_rate = 0.25;
   group_progress progress;
   for (std::uint64_t step = 1; step <= 3; ++step) {
-    math::advance_group(group, step_settings{}, step_scalars{}, progress);
+    test::advance(group, progress);
     EXPECT_EQ(progress.step, step);
     EXPECT_EQ(progress.learning_rate, 0.25);
   }
 }
 
-TEST(AdvanceGroup, ScheduleClockIsTheNumberOfUpdatesBeforeThisOne) {
+/// From one to zero in four updates.
+const schedule_segment falling = {
+    .curve = schedule_curve::anneal_linear, .from = 1.0, .to = 0.0, .length = 4.0};
+const schedule_tables falling_tables = {&falling, nullptr};
+
+TEST(PreparedGroup, ScheduleClockIsTheNumberOfUpdatesBeforeThisOne) {
   group_settings group;
   group.learning_rate = 100.0;
-  group.has_schedule = 1;
-  group.schedule = {schedule_shape::linear, 0, 0.0, 1.0, 0.0, 0, 4};
+  group.learning_rate_schedule = {.count = 1};
   group_progress progress;
   for (const double expected : {1.0, 0.75, 0.5, 0.25, 0.0, 0.0}) {
-    math::advance_group(group, step_settings{}, step_scalars{}, progress);
+    test::advance(group, progress, {}, falling_tables);
     EXPECT_EQ(progress.learning_rate, expected);
   }
 }
 
-TEST(AdvanceGroup, WeightDecayGoesToOneOfTheTwoModes) {
+TEST(PreparedGroup, WeightDecayGoesToOneOfTheTwoModes) {
   group_settings group;
   group.learning_rate = 0.5;
   group.weight_decay = 0.25;
@@ -111,19 +116,22 @@ TEST(AdvanceGroup, WeightDecayGoesToOneOfTheTwoModes) {
   EXPECT_EQ(terms.l2_weight_decay, 0.25f);
 }
 
-TEST(AdvanceGroup, GradientScaleJoinsLossScaleClipAndDirection) {
+TEST(PreparedGroup, GradientScaleJoinsLossScaleClipAndDirection) {
   group_settings group;
   group_progress progress;
   step_settings step;
-  step.loss_scale = 8.0;
+  step.max_grad_norm = 1.0;
   step_scalars scalars;
-  scalars.clip_coefficient = 0.5f;
-  EXPECT_EQ(math::advance_group(group, step, scalars, progress).gradient_scale, 0.0625f);
+  scalars.next_loss_scale.scale = 8.0f;
+  test::advance(step, {.total = 256.0, .zeros = 0, .measured = 1}, scalars);
+  EXPECT_EQ(scalars.gradient_scale, static_cast<float>(1.0 / (2.0 + 1e-6) * 0.125));
+  scalars.gradient_scale = 0.0625f;
+  EXPECT_EQ(test::advance(group, progress, scalars).gradient_scale, 0.0625f);
   group.flags |= group_maximize;
-  EXPECT_EQ(math::advance_group(group, step, scalars, progress).gradient_scale, -0.0625f);
+  EXPECT_EQ(test::advance(group, progress, scalars).gradient_scale, -0.0625f);
 }
 
-TEST(AdvanceGroup, WithoutBiasCorrectionTheTermsAreTheSettings) {
+TEST(PreparedGroup, WithoutBiasCorrectionTheTermsAreTheSettings) {
   group_settings group;
   group.learning_rate = 0.5;
   group.flags &= ~static_cast<std::uint32_t>(group_bias_correction);
@@ -132,13 +140,12 @@ TEST(AdvanceGroup, WithoutBiasCorrectionTheTermsAreTheSettings) {
   EXPECT_EQ(terms.inverse_sqrt_bias2, 1.0f);
 }
 
-TEST(AdvanceScalars, FiniteGradientAdvancesTheStep) {
+TEST(FinishedStep, FiniteGradientAdvancesTheStep) {
   step_settings settings;
-  settings.loss_scale = 4.0;
   settings.max_grad_norm = 1.0;
   step_scalars scalars;
-  math::advance_scalars(settings, {.sum_of_squares = 64.0, .non_finite = 0, .measured = 1},
-                        scalars);
+  scalars.next_loss_scale.scale = 4.0f;
+  test::advance(settings, {.total = 64.0, .zeros = 9, .measured = 1}, scalars);
   EXPECT_EQ(scalars.step, 1u);
   EXPECT_EQ(scalars.skipped, 0u);
   EXPECT_EQ(scalars.skip, 0u);
@@ -146,40 +153,46 @@ TEST(AdvanceScalars, FiniteGradientAdvancesTheStep) {
   EXPECT_EQ(scalars.grad_norm, 2.0);
   EXPECT_EQ(scalars.loss_scale, 4.0f);
   EXPECT_EQ(scalars.inverse_scale, 0.25f);
-  EXPECT_FLOAT_EQ(scalars.clip_coefficient, static_cast<float>(1.0 / (2.0 + 1e-6)));
+  EXPECT_EQ(scalars.clip_coefficient, static_cast<float>(1.0 / (2.0 + 1e-6)));
+  // Not the product of the two rounded numbers.
+  EXPECT_EQ(scalars.gradient_scale, static_cast<float>(1.0 / (2.0 + 1e-6) * 0.25));
+  EXPECT_EQ(scalars.zeros, 9u);
+  EXPECT_EQ(scalars.launches, 1u);
 }
 
-TEST(AdvanceScalars, NonFiniteGradientSkipsTheStep) {
+TEST(FinishedStep, NonFiniteGradientSkipsTheStep) {
   step_scalars scalars;
   scalars.step = 7;
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  math::advance_scalars({}, {.sum_of_squares = nan, .non_finite = 1, .measured = 1}, scalars);
+  step_settings settings;
+  settings.skip_non_finite = 1;
+  test::advance(settings, {.total = nan, .zeros = 0, .measured = 1}, scalars);
   EXPECT_EQ(scalars.step, 7u);
   EXPECT_EQ(scalars.skipped, 1u);
   EXPECT_NE(scalars.skip, 0u);
   EXPECT_NE(scalars.found_inf, 0u);
   EXPECT_EQ(scalars.grad_norm, std::numeric_limits<double>::infinity());
-  math::advance_scalars({}, {.sum_of_squares = 1.0, .non_finite = 0, .measured = 1}, scalars);
+  test::advance(settings, {.total = 1.0, .zeros = 0, .measured = 1}, scalars);
   EXPECT_EQ(scalars.step, 8u);
   EXPECT_EQ(scalars.skip, 0u);
   EXPECT_EQ(scalars.found_inf, 0u);
 }
 
-TEST(AdvanceScalars, UnmeasuredGradientIsNotClipped) {
+TEST(FinishedStep, UnmeasuredGradientIsNotClipped) {
   step_settings settings;
   settings.max_grad_norm = 1.0;
   step_scalars scalars;
-  math::advance_scalars(settings, {}, scalars);
+  test::advance(settings, {}, scalars);
   EXPECT_EQ(scalars.step, 1u);
   EXPECT_EQ(scalars.clip_coefficient, 1.0f);
   EXPECT_EQ(scalars.grad_norm, 0.0);
 }
 
-TEST(AdvanceScalars, ZeroGradientClipsToOneWithoutNaN) {
+TEST(FinishedStep, ZeroGradientClipsToOneWithoutNaN) {
   step_settings settings;
   settings.max_grad_norm = 1.0;
   step_scalars scalars;
-  math::advance_scalars(settings, {.sum_of_squares = 0.0, .non_finite = 0, .measured = 1}, scalars);
+  test::advance(settings, {.total = 0.0, .zeros = 0, .measured = 1}, scalars);
   EXPECT_EQ(scalars.clip_coefficient, 1.0f);
   EXPECT_EQ(scalars.grad_norm, 0.0);
 }
@@ -212,17 +225,16 @@ TEST(ApplySetting, ChangesTheNamedGroupFieldAndNothingElse) {
 
 TEST(ApplySetting, LearningRateHoldsTheScheduleUntilItResumes) {
   group_settings group;
-  group.has_schedule = 1;
-  group.schedule = {schedule_shape::linear, 0, 0.0, 1.0, 0.0, 0, 4};
+  group.learning_rate_schedule = {.count = 1};
   group_progress progress;
   const auto next_learning_rate = [&] {
-    math::advance_group(group, step_settings{}, step_scalars{}, progress);
+    test::advance(group, progress, {}, falling_tables);
     return progress.learning_rate;
   };
   EXPECT_EQ(next_learning_rate(), 1.0);
   math::apply_setting(group, progress, setting_field::learning_rate, 9.0);
   EXPECT_EQ(next_learning_rate(), 9.0);
-  math::apply_setting(group, progress, setting_field::resume_schedule, 0.0);
+  math::apply_setting(group, progress, setting_field::resume_learning_rate, 0.0);
   EXPECT_EQ(next_learning_rate(), 0.5);
 }
 
@@ -230,19 +242,36 @@ TEST(ApplySetting, GroupStepMovesTheClock) {
   group_settings group;
   group_progress progress;
   math::apply_setting(group, progress, setting_field::group_step, 41.0);
-  math::advance_group(group, step_settings{}, step_scalars{}, progress);
+  test::advance(group, progress);
   EXPECT_EQ(progress.step, 42u);
 }
 
 TEST(ApplySetting, ChangesTheFieldsOfTheWholeStep) {
   step_settings settings;
   step_scalars scalars;
-  math::apply_setting(settings, scalars, setting_field::loss_scale, 1024.0);
-  EXPECT_EQ(settings.loss_scale, 1024.0);
-  math::apply_setting(settings, scalars, setting_field::max_grad_norm, 2.0);
+  const auto apply = [&](setting_field field, double value) {
+    math::apply_setting(settings, scalars, field, value);
+  };
+  apply(setting_field::loss_scale, 1024.0);
+  EXPECT_EQ(scalars.next_loss_scale.scale, 1024.0f);
+  apply(setting_field::growth_tracker, 5.0);
+  EXPECT_EQ(scalars.next_loss_scale.growth_tracker, 5u);
+  apply(setting_field::hysteresis_left, -3.0);
+  EXPECT_EQ(scalars.next_loss_scale.hysteresis_left, -3);
+  apply(setting_field::max_grad_norm, 2.0);
   EXPECT_EQ(settings.max_grad_norm, 2.0);
-  math::apply_setting(settings, scalars, setting_field::step, 12.0);
+  apply(setting_field::skip_above_norm, 3.0);
+  EXPECT_EQ(settings.skip_above_norm, 3.0);
+  apply(setting_field::samples_per_step, 64.0);
+  EXPECT_EQ(settings.samples_per_step, 64u);
+  apply(setting_field::step, 12.0);
   EXPECT_EQ(scalars.step, 12u);
+  apply(setting_field::skipped, 13.0);
+  EXPECT_EQ(scalars.skipped, 13u);
+  apply(setting_field::samples, 14.0);
+  EXPECT_EQ(scalars.samples, 14u);
+  EXPECT_EQ(scalars.launches, 0u);
+  EXPECT_EQ(scalars.loss_scale, 1.0f) << "the scale of a step that has not been made";
 }
 
 TEST(ApplySetting, IgnoresFieldsOfTheOtherKind) {
@@ -255,8 +284,8 @@ TEST(ApplySetting, IgnoresFieldsOfTheOtherKind) {
   step_settings settings;
   step_scalars scalars;
   math::apply_setting(settings, scalars, setting_field::learning_rate, 3.0);
-  EXPECT_EQ(settings.loss_scale, 1.0);
   EXPECT_EQ(settings.max_grad_norm, 0.0);
+  EXPECT_EQ(scalars.next_loss_scale.scale, 1.0f);
   EXPECT_EQ(scalars.step, 0u);
 }
 

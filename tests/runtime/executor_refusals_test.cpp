@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "common/expect_error.hpp"
+#include "common/warmed_up.hpp"
 #include "runtime/host_tensor.hpp"
 #include "stepgraph/error.hpp"
 #include "stepgraph/host_executor.hpp"
@@ -22,7 +23,7 @@ step_plan plan_of(host_tensor& memory, const step_options& options = {.skip_non_
   builder.add_group({.name = "decayed", .learning_rate = 0.1});
   builder.add_group(
       {.name = "scheduled",
-       .schedule = learning_rate_schedule{schedule_shape::linear, 0, 0.0, 1.0, 0.0, 0, 10}});
+       .learning_rate_schedule = warmed_up(learning_rate_style::linear, 0.0, 1.0, 0.0, 0, 10)});
   builder.add_tensor(0, memory.operands("weight"));
   return builder.build();
 }
@@ -58,6 +59,27 @@ std::vector<setter_refusal> setter_refusals() {
       {"negative_max_grad_norm",
        {"max_grad_norm", "-1"},
        [](auto& e) { e.set_max_grad_norm(-1.0); }},
+      {"nan_skip_above_norm",
+       {"skip_above_norm", "nan"},
+       [](auto& e) { e.set_skip_above_norm(nan); }},
+      {"loss_scale_that_is_zero_in_f32",
+       {"loss_scale", "f32"},
+       [](auto& e) { e.set_loss_scale(1e-60); }},
+      {"state_of_another_number_of_groups",
+       {"1 groups", "2"},
+       [](auto& e) {
+         step_status state;
+         state.groups.resize(1);
+         e.load_state(state);
+       }},
+      {"state_with_a_loss_scale_of_zero",
+       {"loss_scale", "0"},
+       [](auto& e) {
+         step_status state = e.status();
+         state.step = 1000;
+         state.next_loss_scale.scale = 0.0f;
+         e.load_state(state);
+       }},
       {"no_schedule_to_resume", {"decayed", "schedule"}, [](auto& e) { e.resume_schedule(0); }},
       {"rebind_of_a_missing_tensor",
        {"tensor 1", "1 tensor"},
@@ -101,10 +123,12 @@ TEST_P(ExecutorSetter, SaysWhyChangesNothingAndGoesOn) {
   EXPECT_EQ(executor.status().groups[1].learning_rate, expected.status().groups[1].learning_rate);
 }
 
-TEST(HostExecutor, MaxGradNormIsRefusedWhereTheNormIsNotMeasured) {
+TEST(HostExecutor, SettingsOfTheNormAreRefusedWhereItIsNotMeasured) {
   host_tensor memory;
   host_executor executor(plan_of(memory, {}));
   expect_error<usage_error>([&] { executor.set_max_grad_norm(1.0); }, {"max_grad_norm", "measure"});
+  expect_error<usage_error>([&] { executor.set_skip_above_norm(1.0); },
+                            {"skip_above_norm", "measure"});
   executor.launch();
   EXPECT_EQ(executor.status().step, 1u);
 }

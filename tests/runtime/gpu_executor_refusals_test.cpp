@@ -61,6 +61,20 @@ TEST_F(GpuRefusals, DeviceThatDoesNotExist) {
   expect_refusal(builder.build(), {"cuda:1000"});
 }
 
+TEST_F(GpuRefusals, InputsThatTheDeviceCannotRead) {
+  int reads_all_memory = 0;
+  check(cudaDeviceGetAttribute(&reads_all_memory, cudaDevAttrPageableMemoryAccess, 0));
+  if (reads_all_memory != 0) GTEST_SKIP() << "this device reads any memory of the host";
+  const ones_on_device tensor;
+  const float input = 1.0f;
+  expect_refusal(tensor.plan({}, {.found_inf_input = &input}), {"found_inf_input", "cuda:0"});
+  expect_refusal(tensor.plan({}, {.loss_scale_input = &input}), {"loss_scale_input", "cuda:0"});
+  expect_refusal(tensor.plan({.name = "bent", .learning_rate_input = &input}),
+                 {"bent", "learning_rate_input", "cuda:0"});
+  expect_refusal(tensor.plan({.name = "bent", .weight_decay_input = &input}),
+                 {"bent", "weight_decay_input", "cuda:0"});
+}
+
 TEST_F(GpuRefusals, RebindToHostMemoryChangesNothing) {
   const ones_on_device tensor;
   host_tensor memory;

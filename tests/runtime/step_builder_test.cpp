@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "common/expect_error.hpp"
+#include "common/warmed_up.hpp"
 #include "runtime/host_tensor.hpp"
 #include "stepgraph/error.hpp"
 #include "stepgraph/host_executor.hpp"
@@ -200,9 +201,11 @@ struct group_refusal : refusal {
   group_options options;
 };
 
-learning_rate_schedule schedule_of(double initial, double maximum, double minimum,
-                                   std::uint64_t warmup, std::uint64_t decay) {
-  return {schedule_shape::cosine, 0, initial, maximum, minimum, warmup, decay};
+/// A schedule that rises and falls linearly, with what is wrong in it.
+schedule bent_schedule(void (*bend)(schedule&)) {
+  schedule bent = warmed_up(learning_rate_style::linear, 0.0, 1.0, 0.0, 1, 9);
+  bend(bent);
+  return bent;
 }
 
 std::vector<group_refusal> group_refusals() {
@@ -225,16 +228,12 @@ std::vector<group_refusal> group_refusals() {
   add("infinite_eps", {"eps", "inf"}, {.eps = infinity});
   add("negative_weight_decay", {"weight_decay", "-0.01"}, {.weight_decay = -0.01});
   add("nan_weight_decay", {"weight_decay", "nan"}, {.weight_decay = nan});
-  add("schedule_without_decay", {"decay_steps", "10", "warmup_steps"},
-      {.schedule = schedule_of(0.0, 1.0, 0.0, 10, 10)});
-  add("schedule_that_ends_in_its_warmup", {"decay_steps", "9", "10"},
-      {.schedule = schedule_of(0.0, 1.0, 0.0, 10, 9)});
-  add("schedule_with_nan_maximum", {"schedule", "maximum", "nan"},
-      {.schedule = schedule_of(0.0, nan, 0.0, 1, 9)});
-  add("schedule_with_negative_minimum", {"schedule", "minimum", "-1"},
-      {.schedule = schedule_of(0.0, 1.0, -1.0, 1, 9)});
-  add("schedule_with_infinite_initial", {"schedule", "initial", "inf"},
-      {.schedule = schedule_of(infinity, 1.0, 0.0, 1, 9)});
+  add("schedule_without_segments", {"learning_rate_schedule", "segment"},
+      {.learning_rate_schedule = bent_schedule([](schedule& s) { s.segments.clear(); })});
+  add("schedule_with_a_nan", {"learning_rate_schedule", "nan"},
+      {.learning_rate_schedule = bent_schedule([](schedule& s) { s.segments[0].to = nan; })});
+  add("weight_decay_schedule_with_a_negative_number", {"weight_decay_schedule", "-1"},
+      {.weight_decay_schedule = bent_schedule([](schedule& s) { s.segments[0].from = -1.0; })});
   return refusals;
 }
 
@@ -248,13 +247,6 @@ TEST_P(StepBuilderGroup, NamesTheGroupAndGoesOn) {
       [](step_builder& builder) { builder.add_group(GetParam().options); }, GetParam().words);
 }
 
-TEST(StepBuilder, ConstantScheduleNeedsNoDecay) {
-  step_builder builder;
-  builder.add_group(
-      {.schedule = learning_rate_schedule{schedule_shape::constant, 0, 0.0, 1.0, 0.0, 10, 0}});
-  EXPECT_EQ(builder.build().groups.size(), 1u);
-}
-
 TEST(StepBuilder, EdgesOfTheRangesAreAccepted) {
   step_builder builder;
   builder.add_group({.learning_rate = 0.0, .beta1 = 0.0, .beta2 = 0.0, .eps = 0.0});
@@ -266,6 +258,18 @@ struct option_refusal : refusal {
   step_options options;
 };
 
+/// Options whose scaling rule is torch_amp or megatron and wrong in one number.
+step_options scaled_by(loss_scale_rule rule, void (*bend)(loss_scaling&)) {
+  step_options options;
+  options.scaling.rule = rule;
+  bend(options.scaling);
+  return options;
+}
+
+constexpr loss_scale_rule torch_amp = loss_scale_rule::torch_amp;
+constexpr loss_scale_rule megatron = loss_scale_rule::megatron;
+constexpr float some_input = 1.0f;
+
 const option_refusal option_refusals[] = {
     {{"zero_loss_scale", {"loss_scale", "0"}}, {.loss_scale = 0.0}},
     {{"negative_loss_scale", {"loss_scale", "-2"}}, {.loss_scale = -2.0}},
@@ -273,6 +277,34 @@ const option_refusal option_refusals[] = {
     {{"nan_loss_scale", {"loss_scale", "nan"}}, {.loss_scale = nan}},
     {{"negative_max_grad_norm", {"max_grad_norm", "-1"}}, {.max_grad_norm = -1.0}},
     {{"nan_max_grad_norm", {"max_grad_norm", "nan"}}, {.max_grad_norm = nan}},
+    {{"loss_scale_that_is_infinite_in_f32", {"loss_scale", "1e+39", "f32"}}, {.loss_scale = 1e39}},
+    {{"loss_scale_that_is_zero_in_f32", {"loss_scale", "1e-50", "f32"}}, {.loss_scale = 1e-50}},
+    {{"negative_skip_above_norm", {"skip_above_norm", "-1"}}, {.skip_above_norm = -1.0}},
+    {{"nan_skip_above_norm", {"skip_above_norm", "nan"}}, {.skip_above_norm = nan}},
+    {{"growth_below_one", {"growth_factor", "0.5", "1"}},
+     scaled_by(torch_amp, [](auto& s) { s.growth_factor = 0.5; })},
+    {{"infinite_growth", {"growth_factor", "inf"}},
+     scaled_by(megatron, [](auto& s) { s.growth_factor = infinity; })},
+    {{"nan_growth", {"growth_factor", "nan"}},
+     scaled_by(torch_amp, [](auto& s) { s.growth_factor = nan; })},
+    {{"backoff_above_one", {"backoff_factor", "2", "(0, 1]"}},
+     scaled_by(torch_amp, [](auto& s) { s.backoff_factor = 2.0; })},
+    {{"backoff_of_zero", {"backoff_factor", "0", "(0, 1]"}},
+     scaled_by(megatron, [](auto& s) { s.backoff_factor = 0.0; })},
+    {{"nan_backoff", {"backoff_factor", "nan"}},
+     scaled_by(megatron, [](auto& s) { s.backoff_factor = nan; })},
+    {{"growth_interval_of_zero", {"growth_interval", "0"}},
+     scaled_by(torch_amp, [](auto& s) { s.growth_interval = 0; })},
+    {{"hysteresis_of_zero", {"hysteresis", "0", "1"}},
+     scaled_by(megatron, [](auto& s) { s.hysteresis = 0; })},
+    {{"negative_minimum", {"minimum", "-1"}},
+     scaled_by(megatron, [](auto& s) { s.minimum = -1.0; })},
+    {{"infinite_minimum", {"minimum", "inf"}},
+     scaled_by(megatron, [](auto& s) { s.minimum = infinity; })},
+    {{"scale_input_beside_a_rule", {"loss_scale_input", "fixed"}},
+     {.scaling = {.rule = loss_scale_rule::torch_amp}, .loss_scale_input = &some_input}},
+    {{"zeroed_and_unscaled_gradients", {"zero_gradients", "unscale_gradients"}},
+     {.zero_gradients = true, .unscale_gradients = true}},
 };
 
 class StepBuilderOptions : public ::testing::TestWithParam<option_refusal> {};
@@ -283,6 +315,24 @@ INSTANTIATE_TEST_SUITE_P(Refuses, StepBuilderOptions, ::testing::ValuesIn(option
 TEST_P(StepBuilderOptions, NamesTheOptionAndGoesOn) {
   refused_builder().expect_refusal(
       [](step_builder& builder) { builder.set_options(GetParam().options); }, GetParam().words);
+}
+
+TEST(StepBuilder, NumbersOfAScalingRuleAreCheckedOnlyWhereThereIsOne) {
+  step_builder builder;
+  step_options options = scaled_by(loss_scale_rule::fixed, [](auto& s) { s.growth_factor = 0.0; });
+  options.loss_scale_input = &some_input;
+  builder.set_options(options);
+  EXPECT_EQ(builder.build().options.loss_scale_input, &some_input);
+}
+
+TEST(StepBuilder, MoreNormGroupsThanAStepHoldsAreRefused) {
+  step_builder builder;
+  for (int group = 0; group < 64; ++group) {
+    builder.add_group({.norm_group = "norm " + std::to_string(group)});
+  }
+  EXPECT_EQ(builder.build().norm_groups.size(), 64u);
+  builder.add_group({.norm_group = "one too many"});
+  expect_error<usage_error>([&] { builder.build(); }, {"65", "norm groups", "64"});
 }
 
 TEST(StepBuilderOverlap, OperandsOfOneTensorThatShareMemoryAreRefused) {

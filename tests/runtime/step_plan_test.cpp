@@ -116,7 +116,7 @@ TEST(StepPlan, UpdateHasTheBlocksOfItsChunks) {
   EXPECT_EQ(plan.nodes[1].blocks, 4u * update_blocks_per_chunk);
   EXPECT_EQ(plan.nodes[1].threads, update_threads);
   EXPECT_THAT(plan.nodes[1].tensors, ElementsAre(0, 2, 3));
-  EXPECT_EQ(plan.nodes[0].blocks, statistics_blocks(4));
+  EXPECT_EQ(plan.nodes[0].blocks, statistics_blocks(4) + prepare_blocks(1));
   EXPECT_EQ(plan.nodes[0].threads, statistics_threads);
 }
 

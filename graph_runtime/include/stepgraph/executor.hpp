@@ -1,17 +1,27 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
+#include "stepgraph/address_ledger.hpp"
+#include "stepgraph/operand_kind.hpp"
 #include "stepgraph/step_plan.hpp"
 #include "stepgraph/step_record.hpp"
+#include "stepgraph/update_report.hpp"
 
 namespace stepgraph {
 
 namespace detail {
 struct step_tables;
+struct plan_update;
+struct step_block_image;
 class pending_changes;
+class record_reader;
 class record_ring;
 }  // namespace detail
 
@@ -39,26 +49,24 @@ struct step_status {
   std::vector<group_status> groups;
 };
 
-/// Which memory of a tensor a binding names.
-enum class operand_kind : std::uint8_t {
-  parameter,
-  gradient,
-  master,
-  exp_avg,
-  exp_avg_sq,
-  max_exp_avg_sq,
+/// Other memory for one operand of one tensor.
+struct binding {
+  tensor_id tensor = 0;
+  operand_kind operand = operand_kind::parameter;
+  void* data = nullptr;
+  std::uint8_t* scales = nullptr;  ///< of a block-scaled operand
 };
-
-/// "parameter", "gradient", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq".
-const char* name_of(operand_kind kind);
 
 /// What the three executors share: a plan, and the values that can be changed while it runs.
 ///
 /// Setters take effect at the next launch, in the order of launches: a launch that was made before
 /// the call, running or not, keeps the old value. They do not block, allocate device memory,
-/// synchronise or touch a stream, and may be called from any thread between two launches. Each
-/// throws usage_error for a group that does not exist or a value that `step_builder` would refuse,
-/// and then changes nothing.
+/// synchronise or touch a stream, and may be called from any thread, also while another launches or
+/// updates: each call takes effect wholly before or wholly after that. Each throws usage_error for
+/// a group that does not exist or a value that `step_builder` would refuse, and then changes
+/// nothing.
+///
+/// Launches, updates, `status` and `release` are for one thread at a time.
 ///
 /// Hand-set values and schedules: a learning rate or weight decay set by hand holds from the next
 /// launch on, over any schedule, until the schedule is resumed; the schedule's clock (the group's
@@ -69,6 +77,8 @@ class executor {
   executor(executor&&) noexcept;
   executor& operator=(executor&&) noexcept;
 
+  /// The plan it was built with or last updated to; the reference holds until the next update.
+  /// Addresses are those of that moment: the ledger has the current ones.
   const step_plan& plan() const noexcept;
 
   void set_learning_rate(group_id group, double value);
@@ -99,8 +109,21 @@ class executor {
   /// Points one operand of one tensor at other memory of the same element count, format and device,
   /// from the next launch on. The old memory must stay valid until the launches already made have
   /// finished. A block-scaled operand moves together with its scales, for others `scales` is null.
-  /// Refuses null and misaligned memory and memory of another device, naming the tensor.
+  /// Refuses null and misaligned memory, memory of another device, and an operand that the ledger
+  /// knows to be resized, naming the tensor.
   void rebind(tensor_id tensor, operand_kind operand, void* data, std::uint8_t* scales = nullptr);
+  /// Several at once: all of them, or none if one is refused.
+  void rebind(std::span<const binding> bindings);
+
+  /// Where the operands are. The reference holds as long as the executor, through updates and moves
+  /// of the executor object; its tensors are those of the current plan.
+  address_ledger& ledger() noexcept { return *ledger_; }
+  const address_ledger& ledger() const noexcept { return *ledger_; }
+
+  /// Why replays cannot be made right by re-binding alone, or nothing: an operand was freed or
+  /// resized, the executor was released, an update was refused so that the step is older than its
+  /// plan should be, or launches were captured that an update has invalidated. From any thread.
+  std::optional<std::string> recapture_required() const;
 
   /// Reads where the step stands, after all launches made so far; waits for them. Values set since
   /// the last launch are not visible yet.
@@ -108,8 +131,8 @@ class executor {
 
   /// Takes the records of the steps that have finished since the last call, oldest first, without
   /// waiting for anything: a record is complete or it is not there yet. Records that the ring had
-  /// to overwrite are counted. Empty if the plan writes none (record_capacity). Not to be called
-  /// from two threads at once; legal after a release.
+  /// to overwrite are counted. Empty if the plan writes none (record_capacity). Legal from any
+  /// thread and after a release; records of before an update have the groups of their time.
   record_batch read_records();
 
  protected:
@@ -118,20 +141,61 @@ class executor {
   /// Throws usage_error if `data` cannot be an operand of this executor.
   virtual void check_memory(const void* data, const std::string& tensor,
                             operand_kind operand) const = 0;
+  /// Likewise for the inputs that the plan's options and groups name.
+  virtual void check_inputs(const step_plan& plan) const = 0;
+  /// Where its tensors must be.
+  virtual device_location device() const = 0;
 
   detail::step_tables& tables() noexcept { return *tables_; }
   detail::pending_changes& pending() noexcept { return *pending_; }
   /// Where the plan's records go, if it writes any; called once by the constructor.
   void set_records(std::unique_ptr<detail::record_ring> records);
 
+  /// Throws usage_error, naming the operand, if the ledger knows of a stale one. One load.
+  void check_ledger() const {
+    if (ledger_->stale() != 0) throw_if_stale();
+  }
+
+  /// Checks another plan and finds out what it takes to get there; allocates all that the commits
+  /// need. Changes nothing. Throws usage_error.
+  std::unique_ptr<detail::plan_update> prepare_update(step_plan next);
+  /// Throws update_error, and remembers that an update was refused, if more than the ceiling is
+  /// needed.
+  void check_ceiling(const detail::plan_update& update, update_path ceiling);
+  /// Remembers that the step is older than its plan should be, until an update succeeds.
+  void note_refusal(const std::string& reason);
+
+  /// The new plan's values and addresses become pending, for an update that needs no more than
+  /// `table_write`. Returns its report.
+  update_report commit_in_place(detail::plan_update& update) noexcept;
+  /// The new plan takes the place of the old one, and `swap` puts the step that was built for it in
+  /// the place of the old one; the old plan, tables and records stay in the arguments. `records`
+  /// null: the ring stays. Setters wait meanwhile; `swap` must not throw.
+  update_report commit_rebuilt(detail::plan_update& update,
+                               std::unique_ptr<detail::record_ring>* records,
+                               const std::function<void()>& swap) noexcept;
+
+  /// Keeps the records that are complete for `read_records`, before their ring goes.
+  void drain_records();
+
+  /// Why launches that were captured must not be replayed; empty: they may be.
+  void set_invalid_captures(std::string reason);
+  /// Everything after it is refused; `release` is called where no setter looks at the executor.
+  void close(const std::function<void()>& release);
+
  private:
   void check_group(group_id group) const;
   void check_measures(const char* option) const;
+  void check_binding(const binding& binding) const;
+  void throw_if_stale() const;
 
-  std::unique_ptr<const step_plan> plan_;
+  std::unique_ptr<step_plan> plan_;
   std::unique_ptr<detail::step_tables> tables_;
   std::unique_ptr<detail::pending_changes> pending_;
-  std::unique_ptr<detail::record_ring> records_;
+  std::unique_ptr<detail::record_reader> records_;
+  std::unique_ptr<address_ledger> ledger_;
+  std::string refused_update_;    ///< why the latest update was, if it was
+  std::string invalid_captures_;  ///< why they are, if they are
 };
 
 }  // namespace stepgraph

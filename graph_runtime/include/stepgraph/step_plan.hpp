@@ -104,6 +104,7 @@ enum class node_kind : std::uint8_t {
   advance_step,     ///< advances the step when grad_stats does not
   update,           ///< Adam for all tensors of one signature
   scale_gradients,  ///< unscales and clips gradients that have no parameter
+  foreign,          ///< work of the caller's, known to the executor by the node's name
 };
 
 /// A tensor of the plan.
@@ -114,9 +115,10 @@ struct plan_tensor {
   bool gradient_only = false;  ///< takes part in the norm and in unscaling, not in an update
 };
 
-/// One kernel launch of the step, or one loop of the host executor.
+/// One kernel launch of the step, or one loop of the host executor, or one call of foreign work.
 struct plan_node {
-  std::string name;  ///< that of its kind, of an update "update/<signature>"
+  std::string
+      name;  ///< that of its kind, of an update "update/<signature>", of foreign work its own
   node_kind kind = node_kind::update;
   update_signature signature;       ///< of an update
   std::vector<tensor_id> tensors;   ///< whose operands it touches, in launch order
@@ -125,13 +127,16 @@ struct plan_node {
   std::uint32_t threads = 0;        ///< threads of a block
   std::uint64_t bytes_read = 0;     ///< from tensors
   std::uint64_t bytes_written = 0;  ///< to tensors
+  bool only_if_applied = false;     ///< foreign work that a skipped step leaves out
 };
 
 /// `to` starts when `from` has finished.
 struct plan_edge {
   std::uint32_t from = 0;
   std::uint32_t to = 0;
-  bool programmatic = true;  ///< `to` may start its prologue earlier (programmatic launch)
+  /// `to` may start its prologue earlier (programmatic launch). Never of foreign work, which need
+  /// not wait for anything by itself.
+  bool programmatic = true;
 };
 
 /// A whole step as plain data: what runs, in which order, on which memory. Built by `step_builder`,
@@ -150,6 +155,9 @@ struct step_plan {
   std::uint64_t parameter_count() const;
   std::uint64_t bytes_read() const;
   std::uint64_t bytes_written() const;
+  /// Index of the node that advances the step: what comes after it knows whether the step is
+  /// skipped.
+  std::size_t advance_node() const;
 };
 
 /// The plan as a Graphviz digraph: nodes with launch sizes and bytes, edges with their kind.

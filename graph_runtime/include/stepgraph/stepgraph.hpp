@@ -1,6 +1,7 @@
 #pragma once
 
 /// Everything that needs no CUDA toolkit; with it, also the CUDA executors.
+#include "stepgraph/address_ledger.hpp"
 #include "stepgraph/error.hpp"
 #include "stepgraph/executor.hpp"
 #include "stepgraph/host_executor.hpp"
@@ -10,6 +11,7 @@
 #include "stepgraph/step_plan.hpp"
 #include "stepgraph/tensor_view.hpp"
 #include "stepgraph/torch_schedules.hpp"
+#include "stepgraph/update_report.hpp"
 
 #if defined(STEPGRAPH_HAS_CUDA)
 #include "stepgraph/cuda/graph_executor.hpp"

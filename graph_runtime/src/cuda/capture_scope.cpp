@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "capture_state.hpp"
 #include "stepgraph/cuda/check.hpp"
 #include "stepgraph/error.hpp"
 
@@ -36,24 +37,7 @@ capture_scope::~capture_scope() {
   if (partial != nullptr) static_cast<void>(cudaGraphDestroy(partial));
 }
 
-cudaGraphNode_t capture_scope::latest_node() const {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  const cudaGraphNode_t* dependencies = nullptr;
-  std::size_t count = 0;
-#if CUDART_VERSION >= 13000
-  STEPGRAPH_CUDA_CHECK(
-      cudaStreamGetCaptureInfo(stream_, &status, nullptr, nullptr, &dependencies, nullptr, &count));
-#else
-  const cudaGraphEdgeData* edges = nullptr;
-  STEPGRAPH_CUDA_CHECK(cudaStreamGetCaptureInfo_v3(stream_, &status, nullptr, nullptr,
-                                                   &dependencies, &edges, &count));
-#endif
-  if (status != cudaStreamCaptureStatusActive || count != 1) {
-    throw capture_error(
-        fmt::format("expected one captured node at the end of the stream, found {}", count));
-  }
-  return dependencies[0];
-}
+cudaGraphNode_t capture_scope::latest_node() const { return latest_captured_node(stream_); }
 
 unique_graph capture_scope::finish() {
   open_ = false;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 
@@ -10,6 +11,7 @@
 #include "stepgraph/cuda/check.hpp"
 #include "stepgraph/error.hpp"
 #include "stepgraph/kernels/launch_shape.hpp"
+#include "trace.hpp"
 
 namespace stepgraph::cuda {
 namespace {
@@ -56,38 +58,8 @@ int cuda_device_of(const step_plan& plan) {
   return plan.device.index;
 }
 
-/// The scalars that every step reads must be where its kernels can read them.
-void check_inputs(const step_plan& plan, int device) {
-  const auto check = [&](const float* input, const std::string& what) {
-    if (input == nullptr) return;
-    cudaPointerAttributes attributes = {};
-    STEPGRAPH_CUDA_CHECK(cudaPointerGetAttributes(&attributes, input));
-    if (attributes.devicePointer != nullptr &&
-        (attributes.type != cudaMemoryTypeDevice || attributes.device == device)) {
-      return;
-    }
-    throw usage_error(fmt::format("{} at {} is not memory that cuda:{} can read", what,
-                                  static_cast<const void*>(input), device));
-  };
-  check(plan.options.found_inf_input, "found_inf_input");
-  check(plan.options.loss_scale_input, "loss_scale_input");
-  for (const group_options& group : plan.groups) {
-    check(group.learning_rate_input, fmt::format("group '{}': learning_rate_input", group.name));
-    check(group.weight_decay_input, fmt::format("group '{}': weight_decay_input", group.name));
-  }
-}
-
-std::size_t find_settings_node(const step_plan& plan) {
-  const auto advances = [&](const plan_node& node) {
-    return node.kind == node_kind::advance_step ||
-           (node.kind == node_kind::grad_stats && !plan.options.exchange_totals);
-  };
-  return static_cast<std::size_t>(std::find_if(plan.nodes.begin(), plan.nodes.end(), advances) -
-                                  plan.nodes.begin());
-}
-
 void check_all_memory(const step_plan& plan, int device) {
-  check_inputs(plan, device);
+  check_device_inputs(plan, device);
   for (const plan_tensor& tensor : plan.tensors) {
     const tensor_operands& operands = tensor.operands;
     if (operands.parameter.numel == 0) continue;
@@ -114,6 +86,26 @@ void check_all_memory(const step_plan& plan, int device) {
 
 }  // namespace
 
+void check_device_inputs(const step_plan& plan, int device) {
+  const auto check = [&](const float* input, const std::string& what) {
+    if (input == nullptr) return;
+    cudaPointerAttributes attributes = {};
+    STEPGRAPH_CUDA_CHECK(cudaPointerGetAttributes(&attributes, input));
+    if (attributes.devicePointer != nullptr &&
+        (attributes.type != cudaMemoryTypeDevice || attributes.device == device)) {
+      return;
+    }
+    throw usage_error(fmt::format("{} at {} is not memory that cuda:{} can read", what,
+                                  static_cast<const void*>(input), device));
+  };
+  check(plan.options.found_inf_input, "found_inf_input");
+  check(plan.options.loss_scale_input, "loss_scale_input");
+  for (const group_options& group : plan.groups) {
+    check(group.learning_rate_input, fmt::format("group '{}': learning_rate_input", group.name));
+    check(group.weight_decay_input, fmt::format("group '{}': weight_decay_input", group.name));
+  }
+}
+
 void check_device_memory(const void* data, int device, const std::string& tensor,
                          operand_kind operand) {
   cudaPointerAttributes attributes = {};
@@ -129,7 +121,7 @@ void check_device_memory(const void* data, int device, const std::string& tensor
 }
 
 device_step::device_step(const step_plan& plan, const detail::step_tables& tables,
-                         cudaStream_t stream)
+                         const detail::step_block_image& image, cudaStream_t stream)
     : plan_(plan), tables_(tables), device_(cuda_device_of(plan)) {
   const device_guard guard(device_);
   if (is_capturing(stream)) {
@@ -137,10 +129,10 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   }
   check_all_memory(plan, device_);
 
-  const detail::step_block_image image(plan);
   const std::size_t groups = image.groups.size();
   const std::size_t norm_groups = image.norms.size();
-  const std::size_t partials = statistics_blocks(tables.statistics_chunk_count());
+  const std::size_t messages = statistics_blocks(tables.statistics_chunk_count()) +
+                               prepare_blocks(static_cast<std::uint32_t>(groups)) - 1;
   arena_layout layout;
   const auto scalars = layout.reserve<step_scalars>(1);
   const auto step = layout.reserve<step_settings>(1);
@@ -150,21 +142,19 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   const auto norms = layout.reserve<double>(norm_groups);
   const auto segments = layout.reserve<schedule_segment>(image.schedule_segments.size());
   const auto schedule_table = layout.reserve<double>(image.schedule_table.size());
-  const auto arrivals = layout.reserve<std::uint32_t>(1);
-  const auto published = layout.reserve<std::uint32_t>(1);
   const auto tensor_arrivals = layout.reserve<std::uint32_t>(tables.tensors.size());
   const auto tensors = layout.reserve<tensor_descriptor>(tables.tensors.size());
   const auto chunks = layout.reserve<chunk_descriptor>(tables.chunks.size());
   const auto statistics_chunks = layout.reserve<chunk_descriptor>(tables.statistics_chunks.size());
   const auto norm_group_ends = layout.reserve<std::uint32_t>(tables.norm_group_ends.size());
+  const auto messages_at = layout.reserve<block_message>(messages);
   const std::size_t uploaded = layout.size();
-  const auto prepared_step = layout.reserve<math::prepared_step>(1);
   const auto prepared_groups = layout.reserve<math::prepared_group>(groups);
   const auto totals = layout.reserve<double>(norm_groups + 1);
-  const auto partials_at = layout.reserve<partial_statistics>(partials);
+  const auto steps_left = layout.reserve<std::uint32_t>(1);
   memory_ = allocate_device(layout.size());
 
-  // The upload's source: zero where nothing is written, as the arrival counters must be.
+  // The upload's source: zero where nothing is written, as arrival counters and messages must be.
   std::vector<std::byte> staged(uploaded);
   const auto stage = [&]<class Element>(arena_place<Element> place,
                                         const std::vector<Element>& source) {
@@ -194,10 +184,8 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   block_.progress = progress.in(base);
   block_.schedules = {segments.in(base), schedule_table.in(base)};
   block_.terms = terms.in(base);
-  block_.prepared_step = prepared_step.in(base);
   block_.prepared_groups = prepared_groups.in(base);
   block_.norms = norms.in(base);
-  block_.published = published.in(base);
   block_.group_count = static_cast<std::uint32_t>(groups);
   block_.norm_group_count = static_cast<std::uint32_t>(norm_groups);
   tensors_ = tensors.in(base);
@@ -206,18 +194,23 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   norm_group_ends_ = norm_group_ends.in(base);
   tensor_arrivals_ = tensor_arrivals.in(base);
   totals_ = totals.in(base);
-  workspace_ = {partials_at.in(base), arrivals.in(base)};
-  settings_node_ = find_settings_node(plan);
-  make_record_ring();
+  messages_ = messages_at.in(base);
+  steps_left_ = steps_left.in(base);
+  settings_node_ = plan.advance_node();
+  orders_.assign(plan.nodes.size(), launch_order::full);
+  for (const plan_edge& edge : plan.edges) {
+    if (edge.programmatic) orders_[edge.to] = launch_order::programmatic;
+  }
+  make_record_ring(image.scalars.launches);
 }
 
-void device_step::make_record_ring() {
+void device_step::make_record_ring(std::uint64_t launches) {
   if (plan_.options.record_capacity == 0) return;
   const std::size_t bytes = detail::record_ring::bytes_for(plan_);
   const std::shared_ptr<unique_pinned_memory> pinned =
       std::make_shared<unique_pinned_memory>(allocate_pinned(bytes));
-  records_ =
-      std::make_unique<detail::record_ring>(plan_, std::shared_ptr<void>(pinned, pinned->get()));
+  records_ = std::make_unique<detail::record_ring>(
+      plan_, std::shared_ptr<void>(pinned, pinned->get()), launches);
   block_.records = records_->view();
 }
 
@@ -232,11 +225,15 @@ device_step::~device_step() {
   static_cast<void>(cudaGetLastError());
 }
 
-void device_step::enqueue(std::size_t node, const settings_batch& settings,
+foreign_context device_step::context_on(cudaStream_t stream) const noexcept {
+  return {stream, totals_, &block_.scalars->next_loss_scale.scale};
+}
+
+void device_step::enqueue(std::size_t node, const settings_batch& settings, launch_order order,
                           cudaStream_t stream) const {
   const plan_node& planned = plan_.nodes[node];
+  const trace_range range(planned.name.c_str());
   const tensor_table_view table = tables_.view_of_node(node, tensors_, chunks_, tensor_arrivals_);
-  const launch_order order = node == 0 ? launch_order::full : launch_order::programmatic;
   cudaError_t status = cudaSuccess;
   switch (planned.kind) {
     case node_kind::grad_stats: {
@@ -245,13 +242,14 @@ void device_step::enqueue(std::size_t node, const settings_batch& settings,
       const statistics_options options = detail::make_statistics_options(plan_.options);
       status =
           plan_.options.exchange_totals
-              ? launch_grad_totals(statistics, options, workspace_, totals_, order, stream)
-              : launch_grad_stats(statistics, options, workspace_, block_, settings, order, stream);
+              ? launch_grad_totals(statistics, options, messages_, block_, totals_, order, stream)
+              : launch_grad_stats(statistics, options, messages_, block_, settings, order, stream);
       break;
     }
     case node_kind::advance_step:
-      status = launch_advance_step(
-          block_, settings, plan_.options.exchange_totals ? totals_ : nullptr, order, stream);
+      status =
+          launch_advance_step(block_, settings, plan_.options.exchange_totals ? totals_ : nullptr,
+                              messages_, order, stream);
       break;
     case node_kind::update:
       status = launch_update(planned.signature, table, block_,
@@ -261,6 +259,8 @@ void device_step::enqueue(std::size_t node, const settings_batch& settings,
       status = launch_scale_gradients({table.tensors, table.chunks, table.chunk_count}, block_,
                                       order, stream);
       break;
+    case node_kind::foreign:
+      throw usage_error(fmt::format("foreign work '{}' is no kernel of the step", planned.name));
   }
   check(status, planned.name.c_str());
 }
@@ -271,6 +271,45 @@ void device_step::copy_tensors(cudaStream_t stream) {
   std::memcpy(buffer.memory.get(), tables_.tensors.data(), bytes);
   STEPGRAPH_CUDA_CHECK(
       cudaMemcpyAsync(tensors_, buffer.memory.get(), bytes, cudaMemcpyHostToDevice, stream));
+  pool_.retire(buffer, stream);
+}
+
+void device_step::copy_options(cudaStream_t stream) {
+  const detail::step_block_image image(plan_);
+  arena_layout layout;
+  const auto step = layout.reserve<step_settings>(1);
+  const auto groups = layout.reserve<group_settings>(image.groups.size());
+  const auto segments = layout.reserve<schedule_segment>(image.schedule_segments.size());
+  const auto table = layout.reserve<double>(image.schedule_table.size());
+  pinned_pool::buffer& buffer = pool_.acquire(layout.size());
+  auto* const staged = static_cast<std::byte*>(buffer.memory.get());
+  *step.in(staged) = image.step;
+  std::copy(image.groups.begin(), image.groups.end(), groups.in(staged));
+  std::copy(image.schedule_segments.begin(), image.schedule_segments.end(), segments.in(staged));
+  std::copy(image.schedule_table.begin(), image.schedule_table.end(), table.in(staged));
+  // Bytes [first, last) of each of `count` elements; what lies outside belongs to the setters.
+  const auto copy = [&]<class Element>(const Element* target, const Element* source,
+                                       std::size_t count, std::size_t first, std::size_t last) {
+    if (count == 0) return;
+    auto* const to = const_cast<std::byte*>(reinterpret_cast<const std::byte*>(target));
+    STEPGRAPH_CUDA_CHECK(cudaMemcpy2DAsync(
+        to + first, sizeof(Element), reinterpret_cast<const std::byte*>(source) + first,
+        sizeof(Element), last - first, count, cudaMemcpyHostToDevice, stream));
+  };
+  copy(block_.step, step.in(staged), 1, offsetof(step_settings, skip_non_finite),
+       sizeof(step_settings));
+  const std::size_t learning_rate = offsetof(group_settings, learning_rate_schedule);
+  const std::size_t weight_decay = offsetof(group_settings, weight_decay_schedule);
+  const std::size_t held_by_hand = offsetof(schedule_reference, held_by_hand);
+  const std::size_t count = image.groups.size();
+  copy(block_.groups, groups.in(staged), count, offsetof(group_settings, flags),
+       learning_rate + held_by_hand);
+  copy(block_.groups, groups.in(staged), count, weight_decay, weight_decay + held_by_hand);
+  copy(block_.groups, groups.in(staged), count, offsetof(group_settings, learning_rate_input),
+       sizeof(group_settings));
+  copy(block_.schedules.segments, segments.in(staged), image.schedule_segments.size(), 0,
+       sizeof(schedule_segment));
+  copy(block_.schedules.table, table.in(staged), image.schedule_table.size(), 0, sizeof(double));
   pool_.retire(buffer, stream);
 }
 
@@ -294,20 +333,25 @@ void device_step::delivered(const delivery& sent, cudaStream_t stream) {
   if (sent.settings_buffer != nullptr) pool_.retire(*sent.settings_buffer, stream);
 }
 
-step_status device_step::read_status() const {
+detail::step_block_image device_step::read_block() const {
   const device_guard guard(device_);
-  step_scalars scalars;
-  std::vector<double> norms(block_.norm_group_count);
-  std::vector<group_progress> progress(block_.group_count);
+  detail::step_block_image image(plan_);
+  const auto read = []<class Element>(Element* target, const Element* source, std::size_t count) {
+    STEPGRAPH_CUDA_CHECK(
+        cudaMemcpy(target, source, count * sizeof(Element), cudaMemcpyDeviceToHost));
+  };
   STEPGRAPH_CUDA_CHECK(cudaDeviceSynchronize());
-  STEPGRAPH_CUDA_CHECK(
-      cudaMemcpy(&scalars, block_.scalars, sizeof(scalars), cudaMemcpyDeviceToHost));
-  STEPGRAPH_CUDA_CHECK(cudaMemcpy(progress.data(), block_.progress,
-                                  progress.size() * sizeof(group_progress),
-                                  cudaMemcpyDeviceToHost));
-  STEPGRAPH_CUDA_CHECK(cudaMemcpy(norms.data(), block_.norms, norms.size() * sizeof(double),
-                                  cudaMemcpyDeviceToHost));
-  return detail::make_status(scalars, progress, std::move(norms));
+  read(&image.scalars, block_.scalars, 1);
+  read(&image.step, block_.step, 1);
+  read(image.groups.data(), block_.groups, image.groups.size());
+  read(image.progress.data(), block_.progress, image.progress.size());
+  read(image.norms.data(), block_.norms, image.norms.size());
+  return image;
+}
+
+step_status device_step::read_status() const {
+  detail::step_block_image image = read_block();
+  return detail::make_status(image.scalars, image.progress, std::move(image.norms));
 }
 
 }  // namespace stepgraph::cuda

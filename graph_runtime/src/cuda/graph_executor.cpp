@@ -1,36 +1,47 @@
 #include "stepgraph/cuda/graph_executor.hpp"
 
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "../plan_update.hpp"
+#include "step_executable.hpp"
 #include "step_graph.hpp"
 #include "stepgraph/cuda/capture_scope.hpp"
 #include "stepgraph/cuda/check.hpp"
 #include "stepgraph/error.hpp"
+#include "trace.hpp"
 
 namespace stepgraph {
 
 struct graph_executor::state {
+  foreign_work foreign;  ///< goes last, when no launch can need what it holds
+  graph_options options;
   cuda::device_step step;
-  cuda::step_graph graph;
-  cuda::unique_graph_exec executable;
-  cuda::settings_carrier carrier;
-  std::uint64_t instantiations = 0;
+  std::shared_ptr<const cuda::step_graph> graph;
+  cuda::settings_carrier carrier;  ///< of the graph, until it becomes an executable
+  std::optional<cuda::step_executable> executable;
   cudaStream_t last_stream = nullptr;
   bool launched = false;
 
-  state(const step_plan& plan, const detail::step_tables& tables, cudaStream_t stream)
-      : step(plan, tables, stream), graph(plan, step) {
-    const cuda::device_guard guard(step.device());
-    cudaGraphExec_t handle = nullptr;
-    STEPGRAPH_CUDA_CHECK(cudaGraphInstantiate(&handle, graph.get(), 0));
-    executable = cuda::unique_graph_exec(handle);
-    ++instantiations;
-    const std::size_t node = step.settings_node();
-    carrier = cuda::settings_carrier(graph.nodes()[node], plan.nodes[node].kind);
-    STEPGRAPH_CUDA_CHECK(cudaGraphUpload(handle, stream));
-  }
+  /// Captured, not instantiated.
+  state(const step_plan& plan, const detail::step_tables& tables,
+        const detail::step_block_image& image, cudaStream_t stream, foreign_work work,
+        const graph_options& how)
+      : foreign(std::move(work)),
+        options(how),
+        step(plan, tables, image, stream),
+        graph(std::make_shared<const cuda::step_graph>(plan, step, foreign, options)),
+        carrier(graph->carrier()) {}
 };
 
-graph_executor::graph_executor(step_plan plan, cudaStream_t stream)
-    : executor(std::move(plan)), state_(std::make_unique<state>(this->plan(), tables(), stream)) {
+graph_executor::graph_executor(step_plan plan, cudaStream_t stream, foreign_work foreign,
+                               graph_options options)
+    : executor(std::move(plan)),
+      state_(std::make_unique<state>(this->plan(), tables(), detail::step_block_image(this->plan()),
+                                     stream, std::move(foreign), options)) {
+  const cuda::device_guard guard(state_->step.device());
+  state_->executable.emplace(state_->graph, state_->carrier, stream);
   set_records(state_->step.take_record_ring());
 }
 
@@ -40,12 +51,65 @@ graph_executor& graph_executor::operator=(graph_executor&&) noexcept = default;
 
 void graph_executor::check_memory(const void* data, const std::string& tensor,
                                   operand_kind operand) const {
-  // After a release the change itself is refused.
-  if (state_) cuda::check_device_memory(data, state_->step.device(), tensor, operand);
+  cuda::check_device_memory(data, state_->step.device(), tensor, operand);
+}
+
+void graph_executor::check_inputs(const step_plan& plan) const {
+  cuda::check_device_inputs(plan, state_->step.device());
+}
+
+device_location graph_executor::device() const {
+  return {device_kind::cuda, state_->step.device()};
+}
+
+void graph_executor::check_not_released() const {
+  if (!state_) throw usage_error("the executor was released");
+}
+
+update_report graph_executor::update(step_plan next, update_path ceiling, cudaStream_t stream,
+                                     std::optional<foreign_work> foreign) {
+  check_not_released();
+  const cuda::trace_range range("stepgraph update");
+  const cuda::device_guard guard(state_->step.device());
+  if (cuda::is_capturing(stream)) {
+    throw capture_error("an executor cannot be updated on a stream that is being captured");
+  }
+  const auto update = prepare_update(std::move(next));
+  if (foreign) {
+    detail::require_path(*update, update_path::graph_update, "the callbacks are given anew");
+  }
+  check_ceiling(*update, ceiling);
+  if (update->need.path <= update_path::table_write) return commit_in_place(*update);
+
+  // The new step stands completely before anything of the old one is touched.
+  auto fresh = std::make_unique<state>(
+      *update->plan, *update->tables,
+      detail::continued(state_->step.read_block(), plan(), *update->plan, update->need), stream,
+      foreign ? std::move(*foreign) : state_->foreign, state_->options);
+  // Launches are not bound to `stream`.
+  STEPGRAPH_CUDA_CHECK(cudaStreamSynchronize(stream));
+  drain_records();
+  auto records = fresh->step.take_record_ring();
+  update->report.rebuilt = true;
+  update->report.counts.tables_written = 1;  // all of them, with the block
+  const std::function<void()> swap = [&] {
+    fresh->executable.swap(state_->executable);
+    fresh.swap(state_);
+  };
+  try {
+    state_->executable->follow(fresh->graph, fresh->carrier, *update->plan, update->need.path,
+                               ceiling, update->report);
+  } catch (const update_error& refusal) {
+    note_refusal(refusal.what());
+    throw;
+  }
+  return commit_rebuilt(*update, &records, swap);
 }
 
 void graph_executor::launch(cudaStream_t stream) {
-  if (!state_) throw usage_error("the executor was released");
+  check_not_released();
+  check_ledger();
+  const cuda::trace_range range("stepgraph step");
   const cuda::device_guard guard(state_->step.device());
   if (cuda::is_capturing(stream)) {
     throw capture_error(
@@ -63,10 +127,10 @@ void graph_executor::launch(cudaStream_t stream) {
   }
   try {
     if (delivery.settings.serial != 0) {
-      state_->carrier.write(state_->executable.get(), delivery.settings);
+      state_->executable->write(delivery.settings);
     }
-    STEPGRAPH_CUDA_CHECK(cudaGraphLaunch(state_->executable.get(), stream));
-  } catch (const cuda_error&) {
+    state_->executable->launch(stream);
+  } catch (const error&) {
     state_->step.not_delivered(pending());
     throw;
   }
@@ -76,17 +140,17 @@ void graph_executor::launch(cudaStream_t stream) {
 }
 
 const float* graph_executor::loss_scale_address() const {
-  if (!state_) throw usage_error("the executor was released");
+  check_not_released();
   return &state_->step.block().scalars->next_loss_scale.scale;
 }
 
 double* graph_executor::totals_address() const {
-  if (!state_) throw usage_error("the executor was released");
+  check_not_released();
   return state_->step.totals();
 }
 
 step_status graph_executor::status() {
-  if (!state_) throw usage_error("the executor was released");
+  check_not_released();
   return state_->step.read_status();
 }
 
@@ -94,25 +158,19 @@ void graph_executor::release() {
   if (!state_) return;
   const cuda::device_guard guard(state_->step.device());
   STEPGRAPH_CUDA_CHECK(cudaDeviceSynchronize());
-  pending().close();
-  state_.reset();
+  drain_records();
+  instantiations_ = state_->executable->instantiations();
+  std::unique_ptr<state> gone;
+  close([&] { gone.swap(state_); });
 }
 
 std::vector<graph_node_info> graph_executor::nodes() const {
-  if (!state_) throw usage_error("the executor was released");
-  std::vector<graph_node_info> result;
-  for (std::size_t i = 0; i < state_->graph.nodes().size(); ++i) {
-    cudaKernelNodeParams parameters = {};
-    STEPGRAPH_CUDA_CHECK(cudaGraphKernelNodeGetParams(state_->graph.nodes()[i], &parameters));
-    const char* function = nullptr;
-    STEPGRAPH_CUDA_CHECK(cudaFuncGetName(&function, parameters.func));
-    result.push_back({plan().nodes[i].name, function, parameters.gridDim.x, parameters.blockDim.x});
-  }
-  return result;
+  check_not_released();
+  return state_->graph->describe(plan());
 }
 
 std::uint64_t graph_executor::instantiations() const noexcept {
-  return state_ ? state_->instantiations : 0;
+  return state_ ? state_->executable->instantiations() : instantiations_;
 }
 
 }  // namespace stepgraph

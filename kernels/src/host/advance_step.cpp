@@ -46,7 +46,7 @@ void apply_settings(const step_block_view& block, const settings_batch& settings
 void advance_step(const step_block_view& block, const settings_batch& settings,
                   const gradient_statistics& statistics, const double* totals) {
   apply_settings(block, settings);
-  *block.prepared_step = math::prepare_step(*block.step, *block.scalars);
+  const math::prepared_step prepared = math::prepare_step(*block.step, *block.scalars);
   const std::uint64_t samples = block.scalars->samples;
   for (std::uint32_t i = 0; i < block.group_count; ++i) {
     const group_settings& group = block.groups[i];
@@ -57,12 +57,11 @@ void advance_step(const step_block_view& block, const settings_batch& settings,
         math::next_bias_correction(group, group.beta1, progress),
         math::next_bias_correction(group, group.beta2, progress));
   }
-  math::finish_step(*block.step, *block.prepared_step, statistics, *block.scalars);
+  math::finish_step(*block.step, prepared, statistics, *block.scalars);
   for (std::uint32_t i = 0; i < block.norm_group_count; ++i) {
-    block.norms[i] =
-        statistics.measured != 0
-            ? math::norm_of_total(block.step->norm, totals[i], block.prepared_step->inverse_scale)
-            : 0.0;
+    block.norms[i] = statistics.measured != 0
+                         ? math::norm_of_total(block.step->norm, totals[i], prepared.inverse_scale)
+                         : 0.0;
   }
   if (block.scalars->skip == 0) {
     for (std::uint32_t i = 0; i < block.group_count; ++i) {

@@ -3,20 +3,40 @@
 #include <cuda_runtime_api.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "stepgraph/cuda/foreign_work.hpp"
 #include "stepgraph/executor.hpp"
 
 namespace stepgraph {
 
-/// A node of an instantiated graph.
+/// A node of the plan as it was captured.
 struct graph_node_info {
-  std::string name;      ///< of the plan node
-  std::string function;  ///< kernel symbol, mangled
+  std::string name;  ///< of the plan node
+  node_kind kind = node_kind::update;
+  std::string function;  ///< kernel symbol, mangled; empty for foreign work
   std::uint32_t blocks = 0;
   std::uint32_t threads = 0;
+  bool programmatic = false;      ///< may start its prologue before the node before it has finished
+  bool only_if_applied = false;   ///< foreign work in the body of a conditional node
+  std::uint32_t graph_nodes = 0;  ///< that it became: 1, or what foreign work enqueued
 };
+
+/// How a plan becomes a graph.
+struct graph_options {
+  /// Steps that one launch runs one after the other, foreign work included, which is what renews
+  /// the gradients between them. More than one makes the step the body of a loop on the device: the
+  /// limits of conditional bodies hold for all foreign work (kernels, copies, memsets, child
+  /// graphs), and kernels do not overlap their predecessors. Values set by hand reach the first
+  /// step of the next launch; each step writes its record.
+  std::uint32_t steps_per_launch = 1;
+};
+
+/// Whether the driver has conditional graph nodes (CUDA 12.4): what `only_if_applied` and several
+/// steps a launch need.
+bool conditional_nodes_supported();
 
 /// Runs a plan as an instantiated CUDA graph: one launch a step, whatever the number of tensors and
 /// groups. Move-only owner of the graph, the executable and the device memory of the step.
@@ -26,18 +46,49 @@ class graph_executor final : public executor {
   /// threads may use CUDA meanwhile), instantiates and uploads the graph, and copies the step's
   /// scalars and tables to the device of the plan's tensors, in the order of `stream`. No step
   /// runs. Refuses what `stream_executor` refuses.
-  graph_executor(step_plan plan, cudaStream_t stream);
+  ///
+  /// Foreign work is called meanwhile, on the capturing stream; what it throws passes on, after the
+  /// capture has been ended and everything freed. Throws usage_error for callbacks that are not
+  /// those of the plan, steps_per_launch of 0 and a driver without the conditional nodes that are
+  /// asked for, and capture_error, with the name, for foreign work that does what cannot be
+  /// captured.
+  graph_executor(step_plan plan, cudaStream_t stream, foreign_work foreign = {},
+                 graph_options options = {});
   /// Waits for the launches made so far, so that the tensors may be freed next. Not to be destroyed
   /// while a stream of the same thread is being captured.
   ~graph_executor() override;
   graph_executor(graph_executor&&) noexcept;
   graph_executor& operator=(graph_executor&&) noexcept;
 
-  /// Launches one step onto `stream`. Never blocks, with one exception: operands re-bound since the
-  /// last launch and a stream other than the last launch's make it wait for the device. Launches of
-  /// one executor run one after the other, on whatever streams. Refused on a stream that is being
-  /// captured (capture_error): there, use a `stream_executor`.
+  /// Launches one step, or steps_per_launch of them, onto `stream`. Never blocks, with one
+  /// exception: operands re-bound since the last launch and a stream other than the last launch's
+  /// make it wait for the device. Launches of one executor run one after the other, on whatever
+  /// streams. Refused on a stream that is being captured (capture_error): there, use a
+  /// `stream_executor`.
   void launch(cudaStream_t stream);
+
+  /// Goes on with another plan: the launches after it run its step, those before it are not
+  /// affected. Counters, samples and the loss scale go on; groups of the same name keep their
+  /// progress and values set by hand, unless the new plan says otherwise of them than the plan
+  /// before; other groups begin as the plan says. Tensors carry their own state, in the caller's
+  /// memory; those that the new plan does not name may be freed.
+  ///
+  /// Takes the cheapest path that does it, and none dearer than `ceiling`. Up to `table_write`
+  /// nothing waits: the next launch delivers the change, in its stream. Dearer paths wait for the
+  /// launches made so far and upload the step's memory in the order of `stream`; the addresses of
+  /// the loss scale and of the totals are others then. Operands are where the new plan says,
+  /// whatever the ledger was told before.
+  ///
+  /// Throws update_error if a dearer path is needed, naming it, the ceiling and the reason;
+  /// usage_error for what the constructor refuses; capture_error on a stream that is being
+  /// captured. Then, and after any other error, plan, state and executable are as they were and the
+  /// next launch runs them.
+  ///
+  /// Foreign work is captured again beyond `table_write`, with the callbacks of before or, where
+  /// they are given, those of `foreign`, which take `graph_update` at least. Graphs that hold
+  /// anything but the step's own kernels cannot be updated node by node.
+  update_report update(step_plan next, update_path ceiling, cudaStream_t stream,
+                       std::optional<foreign_work> foreign = {});
 
   /// Waits for the device.
   step_status status() override;
@@ -49,22 +100,28 @@ class graph_executor final : public executor {
   /// node `grad_stats` of a plan with exchange_totals combines over devices.
   double* totals_address() const;
 
-  /// Waits for the launches made so far and frees the graph and the device memory early. Every
-  /// later launch or setter throws usage_error. Calling it again does nothing.
+  /// Waits for the launches made so far and frees the graph and the device memory early; operands
+  /// may be freed then. Every later call but this, `plan`, `ledger`, `read_records`,
+  /// `recapture_required` and `instantiations` throws usage_error. Calling it again does nothing.
   void release();
 
-  /// The nodes as captured, in launch order.
+  /// The plan's nodes as captured, in launch order.
   std::vector<graph_node_info> nodes() const;
 
-  /// How often the graph was instantiated since construction; setters and re-binding never add.
+  /// How often a graph was instantiated, the constructor's included; setters and re-binding never
+  /// add.
   std::uint64_t instantiations() const noexcept;
 
  private:
   void check_memory(const void* data, const std::string& tensor,
                     operand_kind operand) const override;
+  void check_inputs(const step_plan& plan) const override;
+  device_location device() const override;
+  void check_not_released() const;
 
   struct state;
   std::unique_ptr<state> state_;
+  std::uint64_t instantiations_ = 0;  ///< once state_ is gone
 };
 
 }  // namespace stepgraph

@@ -15,15 +15,18 @@ namespace stepgraph::cuda {
 /// predecessor that is a kernel of the same step.
 enum class launch_order { full, programmatic };
 
-/// Reusable memory of `launch_grad_stats`.
-struct grad_stats_workspace {
-  partial_statistics* partials = nullptr;  ///< statistics_blocks(chunk_count) elements
-  std::uint32_t* arrivals = nullptr;       ///< one element, zero before the first launch
+/// What one block of a launch tells another: three words and, with each of them, the number of the
+/// launch it belongs to, so that a reader needs neither counters nor fences. Zero before the first
+/// launch.
+struct alignas(32) block_message {
+  std::uint64_t words[4] = {};
 };
 
-/// One pass over all gradients; the last block to finish advances the step and writes its record.
+/// One pass over all gradients; a block of its own adds up what the others found, advances the step
+/// and writes its record. `messages` holds statistics_blocks(chunk_count) +
+/// prepare_blocks(group_count) - 1 elements.
 cudaError_t launch_grad_stats(const statistics_table_view& table, const statistics_options& options,
-                              const grad_stats_workspace& workspace, const step_block_view& block,
+                              block_message* messages, const step_block_view& block,
                               const settings_batch& settings, launch_order order,
                               cudaStream_t stream);
 
@@ -31,13 +34,15 @@ cudaError_t launch_grad_stats(const statistics_table_view& table, const statisti
 /// the number of zeros in `totals`, for `launch_advance_step`. What is summed over devices (or, of
 /// an infinity norm, taken the maximum of) in between is the whole gradient's.
 cudaError_t launch_grad_totals(const statistics_table_view& table,
-                               const statistics_options& options,
-                               const grad_stats_workspace& workspace, double* totals,
-                               launch_order order, cudaStream_t stream);
+                               const statistics_options& options, block_message* messages,
+                               const step_block_view& block, double* totals, launch_order order,
+                               cudaStream_t stream);
 
-/// Applies the settings and advances the step by what `totals` holds; null: nothing was measured.
+/// Applies the settings, advances the step by what `totals` holds (null: nothing was measured) and
+/// writes its record. `messages` holds prepare_blocks(group_count) - 1 elements.
 cudaError_t launch_advance_step(const step_block_view& block, const settings_batch& settings,
-                                const double* totals, launch_order order, cudaStream_t stream);
+                                const double* totals, block_message* messages, launch_order order,
+                                cudaStream_t stream);
 
 /// Applies a batch of settings without advancing the step.
 cudaError_t launch_apply_settings(const step_block_view& block, const settings_batch& settings,
@@ -54,12 +59,26 @@ cudaError_t launch_update(const update_signature& signature, const tensor_table_
                           const step_block_view& block, const update_options& options,
                           launch_order order, cudaStream_t stream);
 
-/// The argument that carries the settings in a captured `grad_stats` or `advance_step` node: its
-/// position among the kernel's arguments, and their number.
+/// Sets the condition of a conditional graph node: 1 if the step that has advanced is applied, 0 if
+/// it is skipped. Only while `stream` is captured into the graph of the condition.
+cudaError_t launch_set_condition(cudaGraphConditionalHandle condition, const step_block_view& block,
+                                 cudaStream_t stream);
+
+/// A loop of `steps` steps, its condition and the steps that are left: `launch_begin_loop` before
+/// the conditional node, `launch_end_of_step` as the last of its body.
+cudaError_t launch_begin_loop(cudaGraphConditionalHandle condition, std::uint32_t* left,
+                              std::uint32_t steps, cudaStream_t stream);
+cudaError_t launch_end_of_step(cudaGraphConditionalHandle condition, std::uint32_t* left,
+                               cudaStream_t stream);
+
+/// The argument that carries the settings in a captured `grad_stats`, `advance_step` or
+/// `apply_settings` node: its position among the kernel's arguments, and their number.
 inline constexpr int settings_argument_of_grad_stats = 3;
 inline constexpr int arguments_of_grad_stats = 4;
 inline constexpr int settings_argument_of_advance_step = 1;
-inline constexpr int arguments_of_advance_step = 3;
+inline constexpr int arguments_of_advance_step = 4;
+inline constexpr int settings_argument_of_apply_settings = 1;
+inline constexpr int arguments_of_apply_settings = 2;
 
 /// Resources of the kernel that `launch_update` picks for a signature.
 struct kernel_resources {

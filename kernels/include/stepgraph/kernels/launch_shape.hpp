@@ -17,6 +17,8 @@ inline constexpr std::uint32_t update_threads = 128;
 inline constexpr std::uint32_t update_blocks_per_chunk = 2;
 inline constexpr std::uint32_t statistics_threads = 256;
 inline constexpr std::uint32_t advance_step_threads = 256;
+/// Groups whose step one block prepares.
+inline constexpr std::uint32_t groups_per_prepare_block = 64;
 /// Norm groups of a step, at most.
 inline constexpr std::uint32_t max_norm_groups = 64;
 
@@ -40,6 +42,11 @@ STEPGRAPH_HOST_DEVICE constexpr std::uint32_t chunks_per_statistics_block(std::u
 constexpr std::uint32_t statistics_blocks(std::uint64_t chunks) {
   const std::uint64_t per_block = chunks_per_statistics_block(chunks);
   return chunks == 0 ? 1 : static_cast<std::uint32_t>((chunks + per_block - 1) / per_block);
+}
+
+/// Blocks that prepare the groups of a step; at least one, which prepares the step itself.
+STEPGRAPH_HOST_DEVICE constexpr std::uint32_t prepare_blocks(std::uint32_t groups) {
+  return groups == 0 ? 1 : (groups + groups_per_prepare_block - 1) / groups_per_prepare_block;
 }
 
 }  // namespace stepgraph

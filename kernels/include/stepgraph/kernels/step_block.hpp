@@ -17,13 +17,8 @@ struct step_block_view {
   group_progress* progress = nullptr;
   schedule_tables schedules;
   math::adam_terms* terms = nullptr;
-  math::prepared_step* prepared_step = nullptr;     ///< between the halves of advance_step
-  math::prepared_group* prepared_groups = nullptr;  ///< likewise, of each group
-  double* norms = nullptr;  ///< of each norm group, as step_scalars::grad_norm
-  /// On a device: not zero from the moment that scalars and terms of a step are published until the
-  /// next step begins. Updates wait for it, and not for the kernel that publishes to end; null:
-  /// they wait for the kernel.
-  std::uint32_t* published = nullptr;
+  math::prepared_group* prepared_groups = nullptr;  ///< between the halves of advance_step
+  double* norms = nullptr;   ///< of each norm group, as step_scalars::grad_norm
   record_ring_view records;  ///< where the step's record goes
   std::uint32_t group_count = 0;
   std::uint32_t norm_group_count = 0;

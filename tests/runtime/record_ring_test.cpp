@@ -1,0 +1,165 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <limits>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/host_tensor.hpp"
+#include "stepgraph/host_executor.hpp"
+
+// Step records of the host executor: each is complete or not there, and they come in order.
+namespace stepgraph::test {
+namespace {
+
+/// A step over one tensor and `groups` groups whose numbers follow from the number of the launch.
+class recorded_step {
+ public:
+  explicit recorded_step(std::uint32_t capacity, std::size_t groups = 3)
+      : executor_(plan_of(memory_, capacity, groups)) {}
+
+  host_executor& executor() { return executor_; }
+
+  /// Makes launch number `launch`: everything that it records is a multiple of it.
+  void launch(std::uint64_t launch) {
+    const auto value = static_cast<double>(launch);
+    for (group_id group = 0; group < executor_.plan().groups.size(); ++group) {
+      executor_.set_learning_rate(group, value * (group + 1));
+      executor_.set_weight_decay(group, value * (group + 2));
+    }
+    executor_.set_loss_scale(value);
+    executor_.launch();
+  }
+
+ private:
+  static step_plan plan_of(host_tensor& memory, std::uint32_t capacity, std::size_t groups) {
+    step_builder builder;
+    builder.set_options({.samples_per_step = 16, .record_capacity = capacity});
+    for (std::size_t group = 0; group < groups; ++group) builder.add_group({});
+    builder.add_tensor(0, memory.operands("weight"));
+    return builder.build();
+  }
+
+  host_tensor memory_;
+  host_executor executor_;
+};
+
+void expect_record_of(const step_record& record, std::uint64_t launch) {
+  const auto value = static_cast<double>(launch);
+  ASSERT_EQ(record.launch, launch);
+  ASSERT_EQ(record.step, launch);
+  ASSERT_EQ(record.skipped, 0u);
+  ASSERT_EQ(record.samples, 16 * launch);
+  ASSERT_EQ(record.loss_scale, static_cast<double>(static_cast<float>(launch)));
+  for (std::size_t group = 0; group < record.groups.size(); ++group) {
+    ASSERT_EQ(record.groups[group].step, launch);
+    ASSERT_EQ(record.groups[group].learning_rate, value * static_cast<double>(group + 1));
+    ASSERT_EQ(record.groups[group].weight_decay, value * static_cast<double>(group + 2));
+  }
+}
+
+TEST(StepRecords, PlanWithoutThemHasNone) {
+  recorded_step step(0);
+  step.launch(1);
+  EXPECT_TRUE(step.executor().read_records().records.empty());
+  EXPECT_EQ(step.executor().read_records().overwritten, 0u);
+}
+
+TEST(StepRecords, EachIsTakenOnceInTheOrderOfLaunches) {
+  recorded_step step(4);
+  EXPECT_TRUE(step.executor().read_records().records.empty());
+  std::uint64_t launch = 0;
+  for (const int launches : {1, 2, 4, 3, 1, 4}) {
+    for (int i = 0; i < launches; ++i) step.launch(launch + static_cast<std::uint64_t>(i) + 1);
+    const record_batch batch = step.executor().read_records();
+    EXPECT_EQ(batch.overwritten, 0u);
+    ASSERT_EQ(batch.records.size(), static_cast<std::size_t>(launches));
+    for (const step_record& record : batch.records) expect_record_of(record, ++launch);
+    EXPECT_TRUE(step.executor().read_records().records.empty());
+  }
+}
+
+TEST(StepRecords, OverwrittenOnesAreCountedAndTheNewestRemain) {
+  for (const std::uint32_t capacity : {1u, 2u, 5u}) {
+    recorded_step step(capacity);
+    for (std::uint64_t launch = 1; launch <= 12; ++launch) step.launch(launch);
+    record_batch batch = step.executor().read_records();
+    EXPECT_EQ(batch.overwritten, 12 - capacity);
+    ASSERT_EQ(batch.records.size(), capacity);
+    std::uint64_t launch = batch.overwritten;
+    for (const step_record& record : batch.records) expect_record_of(record, ++launch);
+    step.launch(13);
+    batch = step.executor().read_records();
+    EXPECT_EQ(batch.overwritten, 0u) << "counted once";
+    ASSERT_EQ(batch.records.size(), 1u);
+    expect_record_of(batch.records[0], 13);
+  }
+}
+
+TEST(StepRecords, AfterManyLaunchesTheRingStillHoldsTheLast) {
+  recorded_step step(64);
+  for (std::uint64_t launch = 1; launch <= 20'000; ++launch) step.launch(launch);
+  const record_batch batch = step.executor().read_records();
+  EXPECT_EQ(batch.overwritten, 20'000u - 64u);
+  ASSERT_EQ(batch.records.size(), 64u);
+  expect_record_of(batch.records.back(), 20'000);
+}
+
+TEST(StepRecords, StepWithoutGroupsIsRecorded) {
+  step_builder builder;
+  builder.set_options({.record_capacity = 2});
+  host_executor executor(builder.build());
+  executor.launch();
+  const record_batch batch = executor.read_records();
+  ASSERT_EQ(batch.records.size(), 1u);
+  EXPECT_TRUE(batch.records[0].groups.empty());
+}
+
+TEST(StepRecords, MovedExecutorKeepsItsRing) {
+  recorded_step step(4);
+  step.launch(1);
+  host_executor moved(std::move(step.executor()));
+  const record_batch batch = moved.read_records();
+  ASSERT_EQ(batch.records.size(), 1u);
+  expect_record_of(batch.records[0], 1);
+  moved.launch();
+  EXPECT_EQ(moved.read_records().records.size(), 1u);
+}
+
+// The writer never waits for the reader: with few slots it laps the reader again and again.
+TEST(StepRecords, A33_ReaderBesideAWriterSeesWholeRecordsInOrder) {
+  for (const std::uint32_t capacity : {1u, 2u, 3u, 64u, 20'000u}) {
+    SCOPED_TRACE("capacity " + std::to_string(capacity));
+    recorded_step step(capacity, 5);
+    constexpr std::uint64_t launches = 20'000;
+    std::atomic<bool> done = false;
+    std::thread writer([&] {
+      for (std::uint64_t launch = 1; launch <= launches; ++launch) step.launch(launch);
+      done.store(true, std::memory_order_release);
+    });
+    std::uint64_t accounted = 0;
+    for (bool last = false; !last;) {
+      last = done.load(std::memory_order_acquire);
+      const record_batch batch = step.executor().read_records();
+      // All that were lost in this batch may lie between its records.
+      std::uint64_t lost = 0;
+      for (const step_record& record : batch.records) {
+        EXPECT_GT(record.launch, accounted + lost);
+        lost = record.launch - 1 - accounted - (&record - batch.records.data());
+        if (!HasFailure()) expect_record_of(record, record.launch);
+      }
+      EXPECT_LE(lost, batch.overwritten);
+      // None is taken for lost because it was written while the ring was read.
+      if (capacity >= launches) {
+        EXPECT_EQ(batch.overwritten, 0u);
+      }
+      accounted += batch.records.size() + batch.overwritten;
+    }
+    writer.join();
+    EXPECT_EQ(accounted, launches) << "every launch was read or counted as lost";
+  }
+}
+
+}  // namespace
+}  // namespace stepgraph::test
