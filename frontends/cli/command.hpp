@@ -19,6 +19,7 @@ inline constexpr int exit_usage = 2;
 
 command add_train(CLI::App& program);
 command add_inspect(CLI::App& program);
+command add_bench(CLI::App& program);
 command add_doctor(CLI::App& program);
 
 /// Checks of option values. CLI11's own ranges let NaN pass.

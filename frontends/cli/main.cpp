@@ -9,7 +9,8 @@
 int main(int argc, char** argv) {
   using stepgraph::cli::command;
 
-  CLI::App program{"Optimizer steps as CUDA graphs: train, inspect a plan, check this machine."};
+  CLI::App program{
+      "Optimizer steps as CUDA graphs: train, inspect a plan, measure, check this machine."};
   program.name("stepgraph");
   program.set_version_flag("--version", "stepgraph " STEPGRAPH_VERSION);
   program.require_subcommand(1);
@@ -18,9 +19,9 @@ int main(int argc, char** argv) {
   program.option_defaults()->always_capture_default();
 
   try {
-    const std::vector<command> commands = {stepgraph::cli::add_train(program),
-                                           stepgraph::cli::add_inspect(program),
-                                           stepgraph::cli::add_doctor(program)};
+    const std::vector<command> commands = {
+        stepgraph::cli::add_train(program), stepgraph::cli::add_inspect(program),
+        stepgraph::cli::add_bench(program), stepgraph::cli::add_doctor(program)};
     program.parse(argc, argv);
     for (const command& candidate : commands) {
       if (candidate.options->parsed()) return candidate.run();

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 #include <system_error>
 
 #include "stepgraph/error.hpp"
@@ -70,6 +71,19 @@ token_batch batch_sampler::next() {
     result.targets.insert(result.targets.end(), start + 1, start + 1 + length);
   }
   return result;
+}
+
+std::string batch_sampler::position() const {
+  std::ostringstream text;
+  text << random_;
+  return text.str();
+}
+
+void batch_sampler::restore(const std::string& position) {
+  std::istringstream text(position);
+  std::mt19937_64 random;
+  if (!(text >> random)) throw error("the position of the passages cannot be read");
+  random_ = random;
 }
 
 std::string default_text_path() {

@@ -40,6 +40,11 @@ class batch_sampler {
 
   token_batch next();
 
+  /// Where it is in its sequence of passages, as text, for another sampler of the same text and
+  /// sizes to go on from. `restore` throws stepgraph::error for a text that is none.
+  std::string position() const;
+  void restore(const std::string& position);
+
  private:
   const text_data& text_;
   std::size_t batch_;

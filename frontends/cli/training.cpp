@@ -6,129 +6,35 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <thread>
 #include <utility>
 
 #include "char_transformer.hpp"
+#include "digest.hpp"
 #include "progress_line.hpp"
 #include "step_timer.hpp"
 #include "stepgraph/error.hpp"
-#include "stepgraph/libtorch/adam.hpp"
 #include "text_data.hpp"
 #include "torch_backend.hpp"
+#include "training_checkpoint.hpp"
+#include "training_optimizers.hpp"
 
 namespace stepgraph::cli {
 namespace {
 
-/// What a training needs of its optimizer.
-class step_optimizer {
- public:
-  virtual ~step_optimizer() = default;
-
-  /// Called outside of the measured time when `completed` steps are done.
-  virtual void prepare(std::int64_t completed) = 0;
-  /// Clips, updates and zeroes the gradients.
-  virtual void step() = 0;
-  /// Of the step just made.
-  virtual double learning_rate() = 0;
-};
-
-/// Matrices decay; biases and the scales of the norms do not.
-struct parameter_groups {
-  std::vector<torch::Tensor> matrices;
-  std::vector<torch::Tensor> vectors;
-  std::vector<std::string> names;  ///< of the matrices, then of the vectors
-
-  explicit parameter_groups(const char_transformer& model) {
-    std::vector<std::string> vector_names;
-    for (const auto& parameter : model.named_parameters()) {
-      const bool is_matrix = parameter.value().dim() >= 2;
-      (is_matrix ? matrices : vectors).push_back(parameter.value());
-      (is_matrix ? names : vector_names).push_back(parameter.key());
-    }
-    names.insert(names.end(), vector_names.begin(), vector_names.end());
+torch::ScalarType scalar_type_of(parameter_type type) {
+  switch (type) {
+    case parameter_type::f32:
+      return torch::kFloat;
+    case parameter_type::bf16:
+      return torch::kBFloat16;
+    case parameter_type::f16:
+      return torch::kHalf;
   }
-
-  /// As torch wants them; `options` makes the options of a group from its weight decay.
-  template <class Options>
-  std::vector<torch::optim::OptimizerParamGroup> with(double weight_decay, Options options) const {
-    std::vector<torch::optim::OptimizerParamGroup> groups;
-    groups.emplace_back(matrices, options(weight_decay));
-    groups.emplace_back(vectors, options(0.0));
-    return groups;
-  }
-};
-
-/// Clipping, schedule, update and zeroing in one step of stepgraph.
-class stepgraph_optimizer final : public step_optimizer {
- public:
-  stepgraph_optimizer(const char_transformer& model, const training_settings& settings)
-      : stepgraph_optimizer(parameter_groups(model), settings) {}
-
-  void prepare(std::int64_t) override { optimizer_.prepare(); }
-  void step() override { optimizer_.step(); }
-  double learning_rate() override { return optimizer_.status().groups.front().learning_rate; }
-
- private:
-  stepgraph_optimizer(const parameter_groups& groups, const training_settings& settings)
-      : optimizer_(groups.with(settings.weight_decay,
-                               [&](double weight_decay) {
-                                 return std::make_unique<libtorch::AdamOptions>(
-                                     libtorch::AdamOptions()
-                                         .schedule(settings.schedule)
-                                         .betas({settings.beta1, settings.beta2})
-                                         .eps(settings.eps)
-                                         .weight_decay(weight_decay));
-                               }),
-                   {},
-                   libtorch::StepOptions()
-                       .max_grad_norm(settings.max_grad_norm)
-                       .zero_gradients(true)
-                       .names(groups.names)) {}
-
-  libtorch::Adam optimizer_;
-};
-
-/// torch's own optimizer, with the learning rate computed on the host.
-class reference_optimizer final : public step_optimizer {
- public:
-  reference_optimizer(const char_transformer& model, const training_settings& settings)
-      : settings_(settings), parameters_(model.parameters()) {
-    optimizer_ = std::make_unique<torch::optim::AdamW>(
-        parameter_groups(model).with(settings.weight_decay, [&](double weight_decay) {
-          return std::make_unique<torch::optim::AdamWOptions>(
-              torch::optim::AdamWOptions()
-                  .betas({settings.beta1, settings.beta2})
-                  .eps(settings.eps)
-                  .weight_decay(weight_decay));
-        }));
-  }
-
-  void prepare(std::int64_t completed) override {
-    learning_rate_ =
-        math::learning_rate_at(settings_.schedule, static_cast<std::uint64_t>(completed));
-    for (torch::optim::OptimizerParamGroup& group : optimizer_->param_groups()) {
-      static_cast<torch::optim::AdamWOptions&>(group.options()).lr(learning_rate_);
-    }
-  }
-
-  void step() override {
-    if (settings_.max_grad_norm > 0.0) {
-      torch::nn::utils::clip_grad_norm_(parameters_, settings_.max_grad_norm);
-    }
-    optimizer_->step();
-    optimizer_->zero_grad();
-  }
-
-  double learning_rate() override { return learning_rate_; }
-
- private:
-  const training_settings& settings_;
-  std::vector<torch::Tensor> parameters_;
-  std::unique_ptr<torch::optim::AdamW> optimizer_;
-  double learning_rate_ = 0.0;
-};
+  return torch::kFloat;
+}
 
 torch::Tensor to_tensor(std::vector<std::int64_t>& tokens, const training_settings& settings,
                         torch::Device device) {
@@ -138,39 +44,92 @@ torch::Tensor to_tensor(std::vector<std::int64_t>& tokens, const training_settin
       .to(device);
 }
 
-training_record train(const std::string& label, char_transformer& model, step_optimizer& optimizer,
-                      const text_data& text, const training_settings& settings,
-                      torch::Device device) {
-  batch_sampler sampler(text, settings.batch, settings.context, settings.seed);
-  step_timer timer(device.is_cuda());
-  progress_line progress(label, settings.steps);
-  training_record record;
-  for (std::int64_t step = 0; step < settings.steps; ++step) {
-    token_batch batch = sampler.next();
-    const torch::Tensor logits = model.forward(to_tensor(batch.inputs, settings, device));
+std::string digest_of(const std::vector<torch::Tensor>& tensors) {
+  digest result;
+  for (const torch::Tensor& tensor : tensors) {
+    const torch::Tensor bytes = tensor.detach().cpu().contiguous();
+    result.add(bytes.const_data_ptr(), bytes.nbytes());
+  }
+  return result.text();
+}
+
+/// One model on its way through the steps.
+class training {
+ public:
+  training(std::string label, char_transformer& model, step_optimizer& optimizer,
+           batch_sampler& sampler, const training_settings& settings, torch::Device device)
+      : label_(std::move(label)),
+        model_(model),
+        optimizer_(optimizer),
+        sampler_(sampler),
+        settings_(settings),
+        device_(device),
+        timer_(device.is_cuda()),
+        progress_(label_, settings.steps) {}
+
+  /// Makes the steps from `first` (counted from 0) on; `after_step` is called with the number of
+  /// steps done.
+  training_record run(std::int64_t first, const std::function<void(std::int64_t)>& after_step) {
+    for (std::int64_t step = first; step < settings_.steps; ++step) {
+      const double loss = backward(step);
+      optimizer_.prepare();
+      timer_.start();
+      optimizer_.step();
+      const double step_us = timer_.stop();
+      note(step, loss, step_us);
+      after_step(step + 1);
+    }
+    record_.final_loss_scale = optimizer_.next_loss_scale();
+    record_.parameters_digest = digest_of(model_.parameters());
+    record_.optimizer_step_us = timer_.median_step_us();
+    record_.launch_us = timer_.median_launch_us();
+    return std::move(record_);
+  }
+
+ private:
+  /// The loss of the next passages; leaves its gradients, scaled.
+  double backward(std::int64_t step) {
+    token_batch batch = sampler_.next();
+    const torch::Tensor logits = model_.forward(to_tensor(batch.inputs, settings_, device_));
+    // In f32 whatever the model's type, which a sum over the passage would exceed.
     const torch::Tensor loss = torch::nn::functional::cross_entropy(
-        logits.flatten(0, 1), to_tensor(batch.targets, settings, device).flatten());
-    loss.backward();
-    const double loss_value = loss.item<double>();
-    if (!std::isfinite(loss_value)) {
-      throw error(fmt::format("{}: the loss of step {} is not finite; try a smaller --lr", label,
+        logits.flatten(0, 1).to(torch::kFloat),
+        to_tensor(batch.targets, settings_, device_).flatten());
+    (settings_.scales_loss() ? loss * optimizer_.loss_scale() : loss).backward();
+    const double value = loss.item<double>();
+    if (!std::isfinite(value)) {
+      throw error(fmt::format("{}: the loss of step {} is not finite; try a smaller --lr", label_,
                               step + 1));
     }
-
-    optimizer.prepare(step);
-    timer.start();
-    optimizer.step();
-    const double step_us = timer.stop();
-
-    record.losses.push_back(loss_value);
-    record.learning_rates.push_back(optimizer.learning_rate());
-    progress.update(step + 1, fmt::format("loss {:.4f}  lr {:.2e}  optimizer {:.0f} us", loss_value,
-                                          record.learning_rates.back(), step_us));
+    return value;
   }
-  record.optimizer_step_us = timer.median_step_us();
-  record.launch_us = timer.median_launch_us();
-  return record;
-}
+
+  void note(std::int64_t step, double loss, double step_us) {
+    const step_report report = optimizer_.report();
+    record_.losses.push_back(loss);
+    record_.learning_rates.push_back(report.learning_rate);
+    record_.weight_decays.push_back(report.weight_decay);
+    record_.grad_norms.push_back(report.grad_norm);
+    record_.loss_scales.push_back(report.loss_scale);
+    if (report.skipped) record_.skipped_steps.push_back(step + 1);
+
+    std::string text = fmt::format("loss {:.4f}  lr {:.2e}", loss, report.learning_rate);
+    if (settings_.scales_loss()) text += fmt::format("  scale {:g}", report.loss_scale);
+    if (report.grad_norm != 0.0) text += fmt::format("  norm {:.3f}", report.grad_norm);
+    if (report.skipped) text += "  skipped";
+    progress_.update(step + 1, fmt::format("{}  optimizer {:.0f} us", text, step_us));
+  }
+
+  std::string label_;
+  char_transformer& model_;
+  step_optimizer& optimizer_;
+  batch_sampler& sampler_;
+  const training_settings& settings_;
+  torch::Device device_;
+  step_timer timer_;
+  progress_line progress_;
+  training_record record_;
+};
 
 torch::Device choose_device(device_choice choice) {
   if (choice == device_choice::cpu) return torch::kCPU;
@@ -190,6 +149,34 @@ void copy_parameters(const char_transformer& from, const char_transformer& to) {
   for (std::size_t i = 0; i < targets.size(); ++i) targets[i].copy_(sources[i]);
 }
 
+/// Trains with stepgraph, from a checkpoint if there is one to go on from.
+void train_stepgraph(char_transformer& model, const text_data& text,
+                     const training_settings& settings, torch::Device device,
+                     training_result& result) {
+  batch_sampler sampler(text, settings.batch, settings.context, settings.seed);
+  stepgraph_optimizer optimizer(model, settings);
+  const training_state state{model, optimizer.optimizer(), sampler};
+  const run_description description = describe_run(settings, text);
+  std::int64_t done = 0;
+  if (!settings.resume_path.empty()) {
+    done = load_checkpoint(settings.resume_path, state, description);
+    if (done >= settings.steps) {
+      throw error(fmt::format("--resume: '{}' is at step {}, nothing is left of --steps {}",
+                              settings.resume_path, done, settings.steps));
+    }
+  }
+  result.first_step = done + 1;
+  const auto save_if_due = [&](std::int64_t steps_done) {
+    const bool due = steps_done == settings.steps ||
+                     (settings.save_every > 0 && steps_done % settings.save_every == 0);
+    if (settings.save_path.empty() || !due) return;
+    save_checkpoint(settings.save_path, state, steps_done, description);
+  };
+  result.stepgraph =
+      training("stepgraph", model, optimizer, sampler, settings, device).run(done, save_if_due);
+  result.stepgraph.state_digest = digest_of(optimizer.states());
+}
+
 training_result train_as_asked(const training_settings& settings) {
   // Respect what the user set for every OpenMP program.
   if (std::getenv("OMP_NUM_THREADS") == nullptr) {
@@ -199,6 +186,7 @@ training_result train_as_asked(const training_settings& settings) {
   // Refuses a short text before anything is built.
   batch_sampler(text, settings.batch, settings.context, settings.seed);
   const torch::Device device = choose_device(settings.device);
+  const torch::ScalarType type = scalar_type_of(settings.type);
 
   const char_transformer_options options{.vocabulary = text.vocabulary(),
                                          .context = settings.context,
@@ -207,11 +195,11 @@ training_result train_as_asked(const training_settings& settings) {
                                          .width = settings.width};
   torch::manual_seed(settings.seed);
   char_transformer model(options);
-  model.to(device);
+  model.to(device, type);
   std::unique_ptr<char_transformer> reference_model;
   if (settings.compare) {
     reference_model = std::make_unique<char_transformer>(options);
-    reference_model->to(device);
+    reference_model->to(device, type);
     copy_parameters(model, *reference_model);
   }
 
@@ -224,13 +212,12 @@ training_result train_as_asked(const training_settings& settings) {
     ++result.tensors;
     result.parameters += parameter.numel();
   }
-  {
-    stepgraph_optimizer optimizer(model, settings);
-    result.stepgraph = train("stepgraph", model, optimizer, text, settings, device);
-  }
+  train_stepgraph(model, text, settings, device, result);
   if (reference_model) {
+    batch_sampler sampler(text, settings.batch, settings.context, settings.seed);
     reference_optimizer optimizer(*reference_model, settings);
-    result.reference = train("reference", *reference_model, optimizer, text, settings, device);
+    result.reference = training("reference", *reference_model, optimizer, sampler, settings, device)
+                           .run(0, [](std::int64_t) {});
   }
   return result;
 }

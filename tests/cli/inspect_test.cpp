@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+
 #include "cli/run_program.hpp"
 #include "parameter_lists.hpp"
 #include "stepgraph/kernels/launch_shape.hpp"
@@ -72,7 +74,8 @@ TEST(Inspect, LaunchSizesFollowFromTheChunks) {
     chunks += chunk_count(parameter.numel());
   }
   const json plan = inspect_json({"--clip", "1"});
-  EXPECT_EQ(plan["nodes"][0]["blocks"], statistics_blocks(chunks));
+  // One more, which prepares the step meanwhile.
+  EXPECT_EQ(plan["nodes"][0]["blocks"], statistics_blocks(chunks) + 1);
   EXPECT_EQ(plan["nodes"][1]["chunks"], chunks);
   EXPECT_EQ(plan["nodes"][1]["blocks"], chunks * update_blocks_per_chunk);
   EXPECT_EQ(plan["nodes"][1]["threads"], update_threads);
@@ -104,6 +107,94 @@ TEST(Inspect, TextNamesNodesTotalsAndEdges) {
   // 20 bytes read and 12 written for each parameter.
   EXPECT_THAT(result.out, HasSubstr("2488.796"));
   EXPECT_THAT(result.out, HasSubstr("1493.278"));
+}
+
+TEST(Inspect, OptionsOfTheStep) {
+  const json plan =
+      inspect_json({"--skip-above-norm", "5", "--norm", "infinity", "--separate-norms",
+                    "--count-zeros", "--loss-scaling", "megatron", "--growth-interval", "7",
+                    "--unscale-gradients", "--records", "64", "--samples-per-step", "8"});
+  EXPECT_EQ(plan["nodes"][0]["kind"], "grad_stats");
+  const json& options = plan["options"];
+  EXPECT_EQ(options["norm"], "infinity");
+  EXPECT_EQ(options["measures_gradients"], true);
+  EXPECT_EQ(options["skips_non_finite"], true);
+  EXPECT_EQ(options["skip_above_norm"], 5.0);
+  EXPECT_EQ(options["count_zeros"], true);
+  EXPECT_EQ(options["loss_scale"], 4294967296.0);
+  EXPECT_EQ(options["loss_scaling"], "megatron");
+  EXPECT_EQ(options["growth_interval"], 7);
+  EXPECT_EQ(options["unscale_gradients"], true);
+  EXPECT_EQ(options["record_capacity"], 64);
+  EXPECT_EQ(options["samples_per_step"], 8);
+  EXPECT_EQ(plan["norm_groups"], json({"matrices", "vectors"}));
+  EXPECT_EQ(plan["group_list"][1]["norm_group"], "vectors");
+
+  const program_result text = run_program({"inspect", "--skip-above-norm", "5", "--count-zeros",
+                                           "--loss-scaling", "torch", "--records", "64"});
+  EXPECT_THAT(text.out, HasSubstr("norm of the gradient: l2, in 1 norm group\n"));
+  EXPECT_THAT(text.out, HasSubstr("skipped: a norm above 5"));
+  EXPECT_THAT(text.out, HasSubstr("zeros of the gradient are counted"));
+  EXPECT_THAT(text.out, HasSubstr("loss scale: 65536 at first, by the rule of torch: times 2 after "
+                                  "2000 finite steps in a row, times 0.5 after one that is not"));
+  EXPECT_THAT(text.out, HasSubstr("records: of the last 64 steps"));
+}
+
+TEST(Inspect, ExchangedTotalsTakeAnAdvanceOfTheirOwn) {
+  const json plan = inspect_json({"--clip", "1", "--exchange-totals"});
+  ASSERT_EQ(plan["nodes"].size(), 3u);
+  EXPECT_EQ(plan["nodes"][0]["kind"], "grad_stats");
+  EXPECT_EQ(plan["nodes"][1]["kind"], "advance_step");
+  EXPECT_EQ(plan["nodes"][2]["kind"], "update");
+}
+
+TEST(Inspect, GradientWithoutParameterIsScaledApart) {
+  const json plan =
+      inspect_json({"--clip", "1", "--unscale-gradients", "--extra-gradients", "1000"});
+  const auto is_scaling = [](const json& node) { return node["kind"] == "scale_gradients"; };
+  const auto scaling = std::find_if(plan["nodes"].begin(), plan["nodes"].end(), is_scaling);
+  ASSERT_NE(scaling, plan["nodes"].end());
+  EXPECT_EQ((*scaling)["bytes_read"], 4000);
+  EXPECT_EQ(plan["tensors"], 149);
+  EXPECT_EQ(plan["parameter_count"], 124'439'808);
+}
+
+TEST(Inspect, SchedulesOfTheGroups) {
+  const std::vector<std::string> arguments = {"--schedule",
+                                              "step",
+                                              "--lr",
+                                              "0.5",
+                                              "--step-size",
+                                              "10",
+                                              "--gamma",
+                                              "0.1",
+                                              "--weight-decay",
+                                              "0",
+                                              "--weight-decay-schedule",
+                                              "linear",
+                                              "--weight-decay-end",
+                                              "0.25",
+                                              "--steps",
+                                              "101"};
+  const json groups = inspect_json(arguments)["group_list"];
+  EXPECT_EQ(groups[0]["learning_rate_schedule"]["clock"], "updates");
+  EXPECT_EQ(groups[0]["learning_rate_schedule"]["segments"],
+            json({"from update 0: step_decay 1 times 0.1 every 10, all times 0.5"}));
+  EXPECT_EQ(groups[0]["weight_decay_schedule"]["segments"][0],
+            "from update 0: linear 0 to 0.25 over 100 from 0");
+  EXPECT_TRUE(groups[1]["weight_decay_schedule"].is_null());
+  EXPECT_EQ(groups[1]["weight_decay"], 0.0);
+  std::vector<std::string> words = {"inspect"};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  EXPECT_THAT(run_program(words).out,
+              HasSubstr("learning rate by schedule\n      from update 0: step_decay 1 times 0.1"));
+  EXPECT_TRUE(inspect_json({})["group_list"][0]["learning_rate_schedule"].is_null());
+}
+
+TEST(Inspect, DotShowsTheOptions) {
+  const program_result result = run_program({"inspect", "--skip-above-norm", "5", "--dot", "-"});
+  EXPECT_THAT(result.out, StartsWith("digraph"));
+  EXPECT_THAT(result.out, HasSubstr("skipped: a norm above 5\\l"));
 }
 
 TEST(Inspect, DotGoesToAFileBesideTheText) {

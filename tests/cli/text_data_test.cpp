@@ -62,6 +62,16 @@ TEST(BatchSampler, SameSeedDrawsSamePassages) {
   EXPECT_TRUE(differs);
 }
 
+TEST(BatchSampler, GoesOnFromThePositionOfAnother) {
+  const text_data text(std::string(200, 'a') + std::string(200, 'b'));
+  batch_sampler one(text, 3, 8, 7);
+  for (int step = 0; step < 5; ++step) one.next();
+  batch_sampler two(text, 3, 8, 99);
+  two.restore(one.position());
+  for (int step = 0; step < 20; ++step) EXPECT_EQ(one.next().inputs, two.next().inputs);
+  EXPECT_THAT(error_of([&] { two.restore("nowhere"); }), HasSubstr("cannot be read"));
+}
+
 TEST(BatchSampler, DrawsFromTheShortestTextThatFits) {
   const text_data text("abcde");
   batch_sampler sampler(text, 1, 4, 1);

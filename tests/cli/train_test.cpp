@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/run_program.hpp"
+#include "cli/train_testing.hpp"
 
 namespace stepgraph::test {
 namespace {
@@ -10,29 +11,7 @@ namespace {
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-std::string rhyme() {
-  std::string text;
-  for (int i = 0; i < 40; ++i) text += "The cat sat on the mat and the dog sat on the log. ";
-  return text;
-}
-
-std::vector<std::string> tiny(const temporary_file& text, std::vector<std::string> more) {
-  std::vector<std::string> arguments = {"train",     "--text",  text.path(), "--batch", "4",
-                                        "--context", "16",      "--layers",  "2",       "--heads",
-                                        "2",         "--width", "16"};
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  return arguments;
-}
-
 #if defined(STEPGRAPH_HAS_TORCH)
-
-json train_json(std::vector<std::string> more) {
-  const temporary_file text(rhyme());
-  more.insert(more.end(), {"--json", "-"});
-  const program_result result = run_program(tiny(text, std::move(more)));
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  return result.exit_code == 0 ? json::parse(result.out) : json();
-}
 
 void expect_same_as_reference(const json& result) {
   EXPECT_LT(result["max_loss_difference"].get<double>(), 1e-4) << result.dump(2);

@@ -55,13 +55,44 @@ INSTANTIATE_TEST_SUITE_P(
         wrong_usage{"UnknownDevice", {"train", "--device", "tpu"}, "tpu"},
         wrong_usage{"LongWarmup", {"train", "--steps", "5", "--warmup", "5"}, "--warmup"},
         wrong_usage{"LargeMinimum", {"train", "--lr", "0.1", "--min-lr", "1"}, "--min-lr"},
+        wrong_usage{"UnknownType", {"train", "--dtype", "f64"}, "f64"},
+        wrong_usage{"UnknownScaling", {"train", "--loss-scaling", "apex"}, "apex"},
+        wrong_usage{"ZeroScale", {"train", "--loss-scale", "0"}, "'0' is not a positive number"},
+        wrong_usage{"IntervalWithoutRule",
+                    {"train", "--growth-interval", "5"},
+                    "--growth-interval: is not used by --loss-scaling none"},
+        wrong_usage{"NumberOfAnotherSchedule",
+                    {"train", "--schedule", "cosine", "--gamma", "0.5"},
+                    "--gamma: is not used by --schedule cosine"},
+        wrong_usage{"WarmupOfOneCycle",
+                    {"train", "--schedule", "one-cycle", "--warmup", "3"},
+                    "--warmup: is not used by --schedule one-cycle"},
+        wrong_usage{"MissingMilestones", {"train", "--schedule", "multistep"}, "--milestones"},
+        wrong_usage{"FallingMilestones",
+                    {"train", "--schedule", "multistep", "--milestones", "9,3"},
+                    "--schedule: "},
+        wrong_usage{"TableWithoutFile", {"train", "--schedule", "table:"}, "table:"},
+        wrong_usage{"MissingWeightDecayEnd",
+                    {"train", "--weight-decay-schedule", "linear"},
+                    "--weight-decay-end"},
+        wrong_usage{"EndOfAConstantWeightDecay",
+                    {"train", "--weight-decay-end", "0.3"},
+                    "--weight-decay-end: is not used by --weight-decay-schedule constant"},
+        wrong_usage{"SaveEveryWithoutSave", {"train", "--save-every", "5"}, "needs --save FILE"},
+        wrong_usage{"ResumeBesideTheReference",
+                    {"train", "--resume", "some", "--compare"},
+                    "excludes --compare"},
+        wrong_usage{"ZeroedAndUnscaled",
+                    {"inspect", "--zero-gradients", "--unscale-gradients"},
+                    "zero_gradients and unscale_gradients"},
+        wrong_usage{"NoRepetitions", {"bench", "--repetitions", "0"}, "--repetitions"},
         wrong_usage{"HeadsThatDoNotDivide",
                     {"train", "--width", "30", "--heads", "4"},
                     "30 is not a multiple of --heads 4"}),
     [](const auto& instance) { return std::string(instance.param.name); });
 
 TEST(Usage, EveryCommandExplainsItself) {
-  for (const char* name : {"train", "inspect", "doctor"}) {
+  for (const char* name : {"train", "inspect", "bench", "doctor"}) {
     const program_result result = run_program({name, "--help"});
     EXPECT_EQ(result.exit_code, 0) << name;
     EXPECT_THAT(result.out, HasSubstr("--json")) << name;
@@ -72,7 +103,8 @@ TEST(Usage, EveryCommandExplainsItself) {
 TEST(Usage, HelpListsTheCommands) {
   const program_result result = run_program({"--help"});
   EXPECT_EQ(result.exit_code, 0);
-  EXPECT_THAT(result.out, AllOf(HasSubstr("train"), HasSubstr("inspect"), HasSubstr("doctor")));
+  EXPECT_THAT(result.out, AllOf(HasSubstr("train"), HasSubstr("inspect"), HasSubstr("bench"),
+                                HasSubstr("doctor")));
 }
 
 TEST(Usage, SaysItsVersion) {
@@ -82,7 +114,7 @@ TEST(Usage, SaysItsVersion) {
 }
 
 TEST(Usage, UnwritableFileIsAnError) {
-  for (const char* command : {"inspect", "doctor"}) {
+  for (const char* command : {"inspect", "bench", "doctor"}) {
     const program_result result = run_program({command, "--json", "/nowhere/result.json"});
     EXPECT_EQ(result.exit_code, 1) << command;
     EXPECT_THAT(result.err, HasSubstr("stepgraph: error: cannot write '/nowhere/result.json'"));

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <functional>
 #include <optional>
 #include <sstream>
@@ -245,6 +246,72 @@ TEST_F(GpuAdamCapture, CheckpointLoadedAfterTheCaptureReachesTheNextReplay) {
   expect_same_bits(p.captured, p.eager);
   EXPECT_EQ(optimizer.status().step, 6u);
   EXPECT_EQ(optimizer.status().groups.at(0).step, 6u);
+}
+
+TEST_F(GpuAdamCapture, LearningRateTensorReachesTheNextReplay) {
+  const torch::Tensor p = parameter_with_gradient();
+  const torch::Tensor rate = torch::full({}, 0.1, torch::TensorOptions(torch::kCUDA));
+  Adam optimizer({p}, AdamOptions().lr_tensor(rate), StepOptions().capturable(true));
+  optimizer.prepare();
+  const captured_work graph([&] { optimizer.step(); });
+  graph.replay();
+  rate.fill_(0.05);
+  graph.replay();
+  expect_elements(p, 0.85, 1e-6);
+  // Other memory needs another plan.
+  rate.set_data(rate.clone());
+  expect_error<usage_error>([&] { optimizer.step(); }, {"another plan", "captured"});
+}
+
+TEST_F(GpuAdamCapture, LossScaleMovesWithTheReplays) {
+  const twins p;
+  const StepOptions options = StepOptions().loss_scale(4.0).scaling(
+      {.rule = loss_scale_rule::torch_amp, .growth_interval = 2});
+  Adam optimizer({p.captured}, AdamOptions(0.01), StepOptions(options).capturable(true));
+  Adam reference({p.eager}, AdamOptions(0.01), options);
+  const torch::Tensor loss_gradient = torch::empty({3000}, torch::TensorOptions(torch::kCUDA));
+  p.set_gradients(0);
+  optimizer.set_loss_scale(8.0);
+  expect_error<usage_error>(
+      [&] { captured_work graph([&] { static_cast<void>(optimizer.loss_scale_tensor()); }); },
+      {"loss_scale_tensor", "deliver"});
+  optimizer.prepare();
+  optimizer.set_loss_scale(4.0);
+  optimizer.deliver();
+  const captured_work graph([&] {
+    p.captured.mutable_grad().copy_(loss_gradient);
+    p.captured.mutable_grad().mul_(optimizer.loss_scale_tensor());
+    optimizer.step();
+  });
+  for (std::uint64_t step = 0; step < 8; ++step) {
+    loss_gradient.copy_(random_values({3000}, 10 + step));
+    if (step == 3) loss_gradient[7].fill_(INFINITY);
+    graph.replay();
+    set_gradient(p.eager, loss_gradient * reference.loss_scale_tensor());
+    reference.step();
+  }
+  expect_same_bits(p.captured, p.eager);
+  const step_status actual = optimizer.status();
+  const step_status expected = reference.status();
+  EXPECT_EQ(actual.step, 7u);
+  EXPECT_EQ(actual.skipped, 1u);
+  EXPECT_EQ(actual.next_loss_scale.scale, expected.next_loss_scale.scale);
+  EXPECT_EQ(actual.next_loss_scale.growth_tracker, expected.next_loss_scale.growth_tracker);
+  EXPECT_EQ(optimizer.loss_scale_tensor().item<float>(), expected.next_loss_scale.scale);
+}
+
+TEST_F(GpuAdamCapture, ReplaysWriteRecords) {
+  const torch::Tensor p = parameter_with_gradient();
+  Adam optimizer({p}, AdamOptions(0.1),
+                 StepOptions().capturable(true).record_capacity(4).measure_norm(true));
+  optimizer.prepare();
+  const captured_work graph([&] { optimizer.step(); });
+  for (int i = 0; i < 3; ++i) graph.replay();
+  c10::cuda::getCurrentCUDAStream().synchronize();
+  const record_batch batch = optimizer.records();
+  ASSERT_EQ(batch.records.size(), 3u);
+  EXPECT_EQ(batch.records.back().step, 3u);
+  EXPECT_NEAR(batch.records.back().grad_norm, std::sqrt(5.0), 1e-12);
 }
 
 TEST_F(GpuAdamCapture, NothingThatWaitsIsAllowedInsideACapture) {

@@ -6,7 +6,7 @@
 #include "common/expect_error.hpp"
 #include "frontends/libtorch_testing.hpp"
 #include "stepgraph/error.hpp"
-#include "stepgraph/math/schedule.hpp"
+#include "stepgraph/megatron_schedules.hpp"
 
 namespace stepgraph::test {
 namespace {
@@ -129,13 +129,14 @@ TEST_P(AdamChanges, OtherOptionsBuildTheStepAnewAndKeepCounts) {
   EXPECT_EQ(optimizer.status().groups.at(0).step, 2u);
 }
 
-learning_rate_schedule cosine() {
-  return {.shape = schedule_shape::cosine,
-          .initial = 0.0,
-          .maximum = 0.1,
-          .minimum = 0.01,
-          .warmup_steps = 2,
-          .decay_steps = 10};
+schedule cosine() {
+  return schedules::megatron_learning_rate(
+      {.style = schedules::megatron_learning_rate_style::cosine,
+       .maximum = 0.1,
+       .minimum = 0.01,
+       .warmup = 2,
+       .decay = 10,
+       .clock = schedule_clock::updates});
 }
 
 TEST_P(AdamChanges, DeviceScheduleRunsByItself) {
@@ -144,7 +145,7 @@ TEST_P(AdamChanges, DeviceScheduleRunsByItself) {
   double expected = 1.0;
   for (std::uint64_t step = 0; step < 12; ++step) {
     optimizer.step();
-    const double lr = math::learning_rate_at(cosine(), step);
+    const double lr = value_at(cosine(), step);
     EXPECT_DOUBLE_EQ(optimizer.status().groups.at(0).learning_rate, lr);
     expected -= lr;
   }
@@ -158,7 +159,7 @@ TEST_P(AdamChanges, LearningRateByHandHoldsOverTheScheduleUntilResumed) {
     optimizer.step();
     return optimizer.status().groups.at(0).learning_rate;
   };
-  EXPECT_EQ(learning_rate_of_next_step(), math::learning_rate_at(cosine(), 0));
+  EXPECT_EQ(learning_rate_of_next_step(), value_at(cosine(), 0));
   optimizer.param_groups()[0].options().set_lr(0.5);
   EXPECT_EQ(learning_rate_of_next_step(), 0.5);
   EXPECT_EQ(learning_rate_of_next_step(), 0.5);
@@ -167,8 +168,79 @@ TEST_P(AdamChanges, LearningRateByHandHoldsOverTheScheduleUntilResumed) {
   optimizer.add_param_group(OptimizerParamGroup({q}));
   EXPECT_EQ(learning_rate_of_next_step(), 0.5);
   optimizer.resume_schedule(0);
-  EXPECT_EQ(learning_rate_of_next_step(), math::learning_rate_at(cosine(), 4));
-  EXPECT_EQ(learning_rate_of_next_step(), math::learning_rate_at(cosine(), 5));
+  EXPECT_EQ(learning_rate_of_next_step(), value_at(cosine(), 4));
+  EXPECT_EQ(learning_rate_of_next_step(), value_at(cosine(), 5));
+}
+
+schedule rising_weight_decay() {
+  return schedules::megatron_weight_decay({.style = schedules::megatron_weight_decay_style::linear,
+                                           .start = 0.0,
+                                           .end = 0.4,
+                                           .increment = 4,
+                                           .clock = schedule_clock::updates});
+}
+
+TEST_P(AdamChanges, WeightDecayScheduleRunsByItself) {
+  const torch::Tensor p = parameter_with_gradient(1.0, 0.0);
+  Adam optimizer({p},
+                 AdamOptions(0.1).weight_decay(9.0).weight_decay_schedule(rising_weight_decay()));
+  double expected = 1.0;
+  for (std::uint64_t step = 0; step < 6; ++step) {
+    optimizer.step();
+    const double decay = value_at(rising_weight_decay(), step);
+    EXPECT_DOUBLE_EQ(optimizer.status().groups.at(0).weight_decay, decay);
+    expected *= 1.0 - 0.1 * decay;
+  }
+  expect_elements(p, expected, 1e-6);
+  EXPECT_EQ(optimizer.captures(), 1u);
+}
+
+TEST_P(AdamChanges, WeightDecayByHandHoldsOverTheScheduleUntilResumed) {
+  const torch::Tensor p = parameter_with_gradient();
+  Adam optimizer({p}, AdamOptions(0.1).weight_decay_schedule(rising_weight_decay()));
+  const auto weight_decay_of_next_step = [&] {
+    optimizer.step();
+    return optimizer.status().groups.at(0).weight_decay;
+  };
+  EXPECT_EQ(weight_decay_of_next_step(), value_at(rising_weight_decay(), 0));
+  static_cast<AdamOptions&>(optimizer.param_groups()[0].options()).weight_decay(0.7);
+  EXPECT_EQ(weight_decay_of_next_step(), 0.7);
+  // Also when the step is built anew meanwhile.
+  optimizer.add_param_group(OptimizerParamGroup({parameter_with_gradient()}));
+  EXPECT_EQ(weight_decay_of_next_step(), 0.7);
+  optimizer.resume_weight_decay_schedule(0);
+  EXPECT_EQ(weight_decay_of_next_step(), value_at(rising_weight_decay(), 3));
+}
+
+TEST_P(AdamChanges, AnotherScheduleBuildsTheStepAnewAndRunsFromTheSameClock) {
+  const torch::Tensor p = parameter_with_gradient();
+  Adam optimizer({p}, AdamOptions(0.1).schedule(cosine()));
+  optimizer.step();
+  optimizer.step();
+  const schedule steeper = schedules::scaled(cosine(), 0.5);
+  static_cast<AdamOptions&>(optimizer.param_groups()[0].options()).schedule(steeper);
+  optimizer.step();
+  EXPECT_EQ(optimizer.status().groups.at(0).learning_rate, value_at(steeper, 2));
+  EXPECT_EQ(optimizer.captures(), 2u);
+}
+
+TEST_P(AdamChanges, ScheduleBySamplesCountsWhatAppliedStepsConsume) {
+  const torch::Tensor p = parameter_with_gradient();
+  schedule by_samples = cosine();
+  by_samples.clock = schedule_clock::samples;
+  Adam optimizer({p}, AdamOptions(0.1).schedule(by_samples),
+                 StepOptions().samples_per_step(3).skip_non_finite(true));
+  optimizer.step();
+  set_gradient(p, INFINITY);
+  optimizer.step();
+  set_gradient(p, 1.0);
+  optimizer.step();
+  EXPECT_EQ(optimizer.status().samples, 6u);
+  EXPECT_EQ(optimizer.status().groups.at(0).learning_rate, value_at(by_samples, 3));
+  optimizer.set_samples_per_step(1);
+  optimizer.step();
+  EXPECT_EQ(optimizer.status().samples, 7u);
+  EXPECT_EQ(optimizer.status().groups.at(0).learning_rate, value_at(by_samples, 6));
 }
 
 TEST_P(AdamChanges, EmptyGroupsStepToo) {

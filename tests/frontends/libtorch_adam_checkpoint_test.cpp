@@ -6,7 +6,8 @@
 #include "common/expect_error.hpp"
 #include "frontends/libtorch_testing.hpp"
 #include "stepgraph/error.hpp"
-#include "stepgraph/math/schedule.hpp"
+#include "stepgraph/megatron_schedules.hpp"
+#include "stepgraph/torch_schedules.hpp"
 
 namespace stepgraph::test {
 namespace {
@@ -181,13 +182,9 @@ TEST_P(AdamCheckpoint, OptionsComeFromTheCheckpoint) {
 }
 
 TEST_P(AdamCheckpoint, ScheduleGoesOnWhereItWas) {
-  const learning_rate_schedule schedule = {.shape = schedule_shape::linear,
-                                           .initial = 0.0,
-                                           .maximum = 0.1,
-                                           .minimum = 0.0,
-                                           .warmup_steps = 3,
-                                           .decay_steps = 20};
-  const auto make = [&](const std::optional<learning_rate_schedule>& own) {
+  const schedule schedule = schedules::megatron_learning_rate(
+      {.maximum = 0.1, .warmup = 3, .decay = 20, .clock = schedule_clock::updates});
+  const auto make = [&](const std::optional<stepgraph::schedule>& own) {
     const torch::Tensor p = constant_parameter(1.0, device());
     set_gradient(p, 1.0);
     return Adam({p}, AdamOptions(0.7).schedule(own));
@@ -197,7 +194,7 @@ TEST_P(AdamCheckpoint, ScheduleGoesOnWhereItWas) {
   Adam second = make(std::nullopt);
   load(second, saved(first));
   second.step();
-  EXPECT_EQ(second.status().groups.at(0).learning_rate, math::learning_rate_at(schedule, 5));
+  EXPECT_EQ(second.status().groups.at(0).learning_rate, value_at(schedule, 5));
 
   // Held by hand: stays held in a fresh optimizer and in one that has stepped.
   first.param_groups()[0].options().set_lr(0.25);
@@ -210,14 +207,14 @@ TEST_P(AdamCheckpoint, ScheduleGoesOnWhereItWas) {
     EXPECT_EQ(optimizer->status().groups.at(0).learning_rate, 0.25);
     optimizer->resume_schedule(0);
     optimizer->step();
-    EXPECT_EQ(optimizer->status().groups.at(0).learning_rate, math::learning_rate_at(schedule, 6));
+    EXPECT_EQ(optimizer->status().groups.at(0).learning_rate, value_at(schedule, 6));
   }
   // And a checkpoint without it gives the rate back to the schedule.
   third.param_groups()[0].options().set_lr(0.3);
   third.step();
   load(third, saved(second));
   third.step();
-  EXPECT_EQ(third.status().groups.at(0).learning_rate, math::learning_rate_at(schedule, 7));
+  EXPECT_EQ(third.status().groups.at(0).learning_rate, value_at(schedule, 7));
 }
 
 TEST_P(AdamCheckpoint, SavedBeforeAnyStepStartsOver) {
@@ -381,12 +378,61 @@ TEST_P(AdamCheckpoint, OptionsCompareByValue) {
   EXPECT_TRUE(AdamOptions(0.1) == AdamOptions(0.1));
   EXPECT_FALSE(AdamOptions(0.1) == AdamOptions(0.2));
   EXPECT_FALSE(AdamOptions() == AdamOptions().maximize(true));
-  learning_rate_schedule schedule;
-  EXPECT_FALSE(AdamOptions() == AdamOptions().schedule(schedule));
-  EXPECT_TRUE(AdamOptions().schedule(schedule) == AdamOptions().schedule(schedule));
-  learning_rate_schedule other = schedule;
-  other.warmup_steps = 3;
-  EXPECT_FALSE(AdamOptions().schedule(schedule) == AdamOptions().schedule(other));
+  const schedule one = schedules::constant(0.1);
+  EXPECT_FALSE(AdamOptions() == AdamOptions().schedule(one));
+  EXPECT_TRUE(AdamOptions().schedule(one) == AdamOptions().schedule(one));
+  EXPECT_FALSE(AdamOptions().schedule(one) == AdamOptions().schedule(schedules::constant(0.2)));
+  EXPECT_FALSE(AdamOptions().weight_decay_schedule(one) == AdamOptions().schedule(one));
+  const torch::Tensor rate = torch::ones({}, torch::kFloat);
+  EXPECT_TRUE(AdamOptions().lr_tensor(rate) == AdamOptions().lr_tensor(rate));
+  EXPECT_FALSE(AdamOptions().lr_tensor(rate) == AdamOptions().lr_tensor(rate.clone()));
+}
+
+TEST_P(AdamCheckpoint, EveryFieldOfASchedule) {
+  const schedule rate = schedules::sequence(
+      {schedules::megatron_learning_rate({.style = schedules::megatron_learning_rate_style::wsd,
+                                          .initial = 1e-5,
+                                          .maximum = 0.1,
+                                          .minimum = 0.01,
+                                          .warmup = 7,
+                                          .decay = 30,
+                                          .wsd_decay = 9}),
+       schedules::scaled(schedules::table({0.3, 0.2, 0.1}, schedule_clock::samples), 0.7),
+       schedules::scaled(schedules::constant(0.1, schedule_clock::samples), 0.5)},
+      {40, 50});
+  const schedule decay = schedules::cosine_annealing_warm_restarts(
+      {.learning_rate = 0.3, .t_0 = 5, .t_mult = 3, .eta_min = 0.01});
+  Adam first({constant_parameter(1.0, device())},
+             AdamOptions(0.7).schedule(rate).weight_decay_schedule(decay));
+  Adam second({constant_parameter(1.0, device())});
+  load(second, saved(first));
+  const auto& options = static_cast<const AdamOptions&>(second.param_groups()[0].options());
+  EXPECT_EQ(options.schedule(), rate);
+  EXPECT_EQ(options.weight_decay_schedule(), decay);
+  // And that there is none.
+  Adam third({constant_parameter(1.0, device())});
+  load(second, saved(third));
+  EXPECT_FALSE(options.schedule().has_value());
+  EXPECT_FALSE(options.weight_decay_schedule().has_value());
+}
+
+TEST_P(AdamCheckpoint, WeightDecayHeldByHandStaysHeld) {
+  const schedule decay = schedules::step_lr({.learning_rate = 0.4, .step_size = 1, .gamma = 0.5});
+  const auto make = [&] {
+    const torch::Tensor p = constant_parameter(1.0, device());
+    set_gradient(p, 1.0);
+    return Adam({p}, AdamOptions(0.1).weight_decay_schedule(decay));
+  };
+  Adam first = make();
+  first.step();
+  static_cast<AdamOptions&>(first.param_groups()[0].options()).weight_decay(0.9);
+  Adam second = make();
+  load(second, saved(first));
+  second.step();
+  EXPECT_EQ(second.status().groups.at(0).weight_decay, 0.9);
+  second.resume_weight_decay_schedule(0);
+  second.step();
+  EXPECT_EQ(second.status().groups.at(0).weight_decay, value_at(decay, 2));
 }
 
 }  // namespace

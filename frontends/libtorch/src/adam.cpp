@@ -75,9 +75,21 @@ void Adam::abandon_captured_steps() { engine_->abandon_captured_steps(); }
 
 void Adam::resume_schedule(std::size_t group) { engine_->resume_schedule(param_groups_, group); }
 
+void Adam::resume_weight_decay_schedule(std::size_t group) {
+  engine_->resume_weight_decay_schedule(param_groups_, group);
+}
+
 void Adam::set_loss_scale(double value) { engine_->set_loss_scale(value); }
 
 void Adam::set_max_grad_norm(double value) { engine_->set_max_grad_norm(value); }
+
+void Adam::set_skip_above_norm(double value) { engine_->set_skip_above_norm(value); }
+
+void Adam::set_samples_per_step(std::uint64_t samples) { engine_->set_samples_per_step(samples); }
+
+torch::Tensor Adam::loss_scale_tensor() { return engine_->loss_scale_tensor(param_groups_); }
+
+record_batch Adam::records() { return engine_->records(); }
 
 step_status Adam::status() { return engine_->status(param_groups_, state_); }
 

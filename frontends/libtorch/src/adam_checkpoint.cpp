@@ -21,16 +21,37 @@ namespace {
 struct checkpoint {
   std::vector<AdamOptions> options;
   std::vector<AdamParamState> states;  ///< flat; tensors undefined where nothing was saved
-  detail::step_counts counts;
-  std::vector<bool> learning_rate_by_hand;
-  std::optional<double> loss_scale;
+  step_status progress;
+  std::vector<detail::held_by_hand> held;
   std::optional<double> max_grad_norm;
+  std::optional<double> skip_above_norm;
 };
 
 std::int64_t read_int(torch::serialize::InputArchive& archive, const std::string& key) {
   c10::IValue value;
   archive.read(key, value);
   return value.toInt();
+}
+
+std::uint64_t read_count(torch::serialize::InputArchive& archive, const std::string& key) {
+  return static_cast<std::uint64_t>(read_int(archive, key));
+}
+
+double read_double(torch::serialize::InputArchive& archive, const std::string& key) {
+  c10::IValue value;
+  archive.read(key, value);
+  return value.toDouble();
+}
+
+bool read_bool(torch::serialize::InputArchive& archive, const std::string& key) {
+  c10::IValue value;
+  archive.read(key, value);
+  return value.toBool();
+}
+
+void write_count(torch::serialize::OutputArchive& archive, const std::string& key,
+                 std::uint64_t value) {
+  archive.write(key, c10::IValue(static_cast<std::int64_t>(value)));
 }
 
 std::int64_t read_size(torch::serialize::InputArchive& archive, const std::string& key) {
@@ -60,21 +81,52 @@ void store(torch::Tensor& live, const torch::Tensor& value, const torch::Tensor&
   if (value.defined()) live.copy_(value);
 }
 
+void write_progress(torch::serialize::OutputArchive& archive, const step_status& progress,
+                    loss_scale_rule rule) {
+  write_count(archive, "step", progress.step);
+  write_count(archive, "skipped", progress.skipped);
+  write_count(archive, "samples", progress.samples);
+  const loss_scale_state& scale = progress.next_loss_scale;
+  archive.write("loss_scale", c10::IValue(static_cast<double>(scale.scale)));
+  write_count(archive, "loss_scale_rule", static_cast<std::uint64_t>(rule));
+  write_count(archive, "growth_tracker", scale.growth_tracker);
+  archive.write("hysteresis_left", c10::IValue(std::int64_t{scale.hysteresis_left}));
+}
+
+/// All but the groups. `now` is where this optimizer stands.
+void read_progress(torch::serialize::InputArchive& archive, const step_status& now,
+                   const StepOptions& options, step_status& progress) {
+  progress.step = read_count(archive, "step");
+  progress.skipped = read_count(archive, "skipped");
+  progress.samples = read_count(archive, "samples");
+  loss_scale_state& scale = progress.next_loss_scale;
+  scale.scale = static_cast<float>(read_double(archive, "loss_scale"));
+  const auto rule = static_cast<loss_scale_rule>(read_int(archive, "loss_scale_rule"));
+  if (rule == options.scaling().rule) {
+    scale.growth_tracker = static_cast<std::uint32_t>(read_int(archive, "growth_tracker"));
+    scale.hysteresis_left = static_cast<std::int32_t>(read_int(archive, "hysteresis_left"));
+  } else {
+    scale.hysteresis_left = static_cast<std::int32_t>(options.scaling().hysteresis);
+  }
+  // Whoever writes an input owns the scale.
+  if (options.loss_scale_input().defined()) scale = now.next_loss_scale;
+}
+
 }  // namespace
 
 void Adam::save(torch::serialize::OutputArchive& archive) const {
-  const detail::step_counts counts = engine_->counts(param_groups_, state_);
+  const step_status progress = engine_->progress(param_groups_, state_, "save");
   torch::optim::serialize<AdamParamState, AdamOptions>(archive, *this);
 
   torch::serialize::OutputArchive own(archive.compilation_unit());
-  own.write("step", c10::IValue(static_cast<std::int64_t>(counts.step)));
-  own.write("loss_scale", c10::IValue(engine_->options().loss_scale()));
+  write_progress(own, progress, engine_->options().scaling().rule);
   own.write("max_grad_norm", c10::IValue(engine_->options().max_grad_norm()));
-  const std::vector<bool> by_hand = engine_->learning_rates_by_hand(param_groups_);
-  for (std::size_t g = 0; g < counts.groups.size(); ++g) {
-    own.write(fmt::format("group_step/{}", g),
-              c10::IValue(static_cast<std::int64_t>(counts.groups[g])));
-    own.write(fmt::format("learning_rate_by_hand/{}", g), c10::IValue(bool{by_hand[g]}));
+  own.write("skip_above_norm", c10::IValue(engine_->options().skip_above_norm()));
+  const std::vector<detail::held_by_hand> held = engine_->held(param_groups_);
+  for (std::size_t g = 0; g < progress.groups.size(); ++g) {
+    write_count(own, fmt::format("group_step/{}", g), progress.groups[g].step);
+    own.write(fmt::format("learning_rate_by_hand/{}", g), c10::IValue(held[g].learning_rate));
+    own.write(fmt::format("weight_decay_by_hand/{}", g), c10::IValue(held[g].weight_decay));
   }
   archive.write("stepgraph", own);
 }
@@ -94,6 +146,8 @@ void Adam::load(torch::serialize::InputArchive& archive) {
   }
 
   checkpoint loaded;
+  const step_status now = engine_->progress(param_groups_, state_, "load");
+  loaded.progress.next_loss_scale = now.next_loss_scale;
   torch::serialize::InputArchive own;
   const bool is_ours = archive.try_read("stepgraph", own);
   std::size_t flat = 0;
@@ -137,25 +191,23 @@ void Adam::load(torch::serialize::InputArchive& archive) {
       loaded.states.push_back(std::move(state));
     }
     const auto step = static_cast<std::uint64_t>(group_step.value_or(0));
-    loaded.counts.groups.push_back(step);
+    loaded.progress.groups.push_back({.step = step});
     // torch's optimizers count by parameter only.
-    if (!is_ours) loaded.counts.step = std::max(loaded.counts.step, step);
-    loaded.learning_rate_by_hand.push_back(false);
+    if (!is_ours) loaded.progress.step = std::max(loaded.progress.step, step);
+    loaded.held.emplace_back();
     if (is_ours) {
-      c10::IValue by_hand;
-      own.read(fmt::format("learning_rate_by_hand/{}", g), by_hand);
-      loaded.learning_rate_by_hand.back() = by_hand.toBool();
+      loaded.held.back() = {read_bool(own, fmt::format("learning_rate_by_hand/{}", g)),
+                            read_bool(own, fmt::format("weight_decay_by_hand/{}", g))};
     }
   }
   if (is_ours) {
-    loaded.counts.step = static_cast<std::uint64_t>(read_int(own, "step"));
-    c10::IValue value;
-    own.read("loss_scale", value);
-    loaded.loss_scale = value.toDouble();
-    own.read("max_grad_norm", value);
-    loaded.max_grad_norm = value.toDouble();
+    read_progress(own, now, engine_->options(), loaded.progress);
+    loaded.max_grad_norm = read_double(own, "max_grad_norm");
+    loaded.skip_above_norm = read_double(own, "skip_above_norm");
   }
-  engine_->check_loadable(param_groups_, loaded.options, loaded.max_grad_norm);
+  const bool needs_norm =
+      loaded.max_grad_norm.value_or(0.0) > 0.0 || loaded.skip_above_norm.value_or(0.0) > 0.0;
+  engine_->check_loadable(param_groups_, loaded.options, needs_norm);
 
   // Nothing below refuses.
   const at::NoGradGuard no_grad;
@@ -163,6 +215,7 @@ void Adam::load(torch::serialize::InputArchive& archive) {
   for (std::size_t g = 0; g < group_count; ++g) {
     AdamOptions& options = detail::options_of(param_groups_[g], g);
     options = loaded.options[g];
+    options.set_lr(options.lr());  // the tensor too
     for (const torch::Tensor& parameter : param_groups_[g].params()) {
       const AdamParamState& saved = loaded.states[flat++];
       AdamParamState* live = detail::find_state(state_, parameter);
@@ -181,9 +234,9 @@ void Adam::load(torch::serialize::InputArchive& archive) {
       }
     }
   }
-  if (loaded.loss_scale) engine_->set_loss_scale(*loaded.loss_scale);
   if (loaded.max_grad_norm) engine_->set_max_grad_norm(*loaded.max_grad_norm);
-  engine_->restore(param_groups_, loaded.counts, loaded.learning_rate_by_hand);
+  if (loaded.skip_above_norm) engine_->set_skip_above_norm(*loaded.skip_above_norm);
+  engine_->restore(param_groups_, loaded.progress, loaded.held);
   if (engine_->captured()) engine_->deliver(param_groups_);
 }
 

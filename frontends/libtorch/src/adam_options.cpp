@@ -1,9 +1,11 @@
+#include "stepgraph/libtorch/adam_options.hpp"
+
 #include <torch/optim/serialize.h>
 #include <torch/serialize/archive.h>
 
-#include "step_engine.hpp"
+#include "core_options.hpp"
+#include "schedule_archive.hpp"
 #include "stepgraph/error.hpp"
-#include "stepgraph/libtorch/adam.hpp"
 
 namespace stepgraph::libtorch {
 namespace {
@@ -16,32 +18,24 @@ void read_if_there(torch::serialize::InputArchive& archive, const char* key, T& 
 
 }  // namespace
 
-namespace detail {
-
-bool same_schedule(const AdamOptions& lhs, const AdamOptions& rhs) {
-  const std::optional<learning_rate_schedule>& a = lhs.schedule();
-  const std::optional<learning_rate_schedule>& b = rhs.schedule();
-  if (!a || !b) return !a && !b;
-  return a->shape == b->shape && a->initial == b->initial && a->maximum == b->maximum &&
-         a->minimum == b->minimum && a->warmup_steps == b->warmup_steps &&
-         a->decay_steps == b->decay_steps;
-}
-
-bool same_plan_options(const AdamOptions& a, const AdamOptions& b) {
-  return a.mode() == b.mode() && a.bias_correction() == b.bias_correction() &&
-         a.maximize() == b.maximize() && same_schedule(a, b) &&
-         a.master_weights() == b.master_weights();
-}
-
-}  // namespace detail
-
 bool operator==(const AdamOptions& lhs, const AdamOptions& rhs) {
   return lhs.lr() == rhs.lr() && lhs.betas() == rhs.betas() && lhs.eps() == rhs.eps() &&
          lhs.weight_decay() == rhs.weight_decay() && detail::same_plan_options(lhs, rhs);
 }
 
+double AdamOptions::get_lr() const {
+  return lr_tensor().defined() ? static_cast<double>(lr_tensor().item<float>()) : lr();
+}
+
+void AdamOptions::set_lr(const double lr) {
+  lr_ = lr;
+  if (!lr_tensor().defined()) return;
+  const at::NoGradGuard no_grad;
+  lr_tensor().fill_(lr);
+}
+
 void AdamOptions::serialize(torch::serialize::OutputArchive& archive) const {
-  _TORCH_OPTIM_SERIALIZE_TORCH_ARG(lr);
+  archive.write("lr", c10::IValue(get_lr()));
   _TORCH_OPTIM_SERIALIZE_TORCH_ARG(betas);
   _TORCH_OPTIM_SERIALIZE_TORCH_ARG(eps);
   _TORCH_OPTIM_SERIALIZE_TORCH_ARG(weight_decay);
@@ -51,17 +45,8 @@ void AdamOptions::serialize(torch::serialize::OutputArchive& archive) const {
   _TORCH_OPTIM_SERIALIZE_TORCH_ARG(bias_correction);
   _TORCH_OPTIM_SERIALIZE_TORCH_ARG(maximize);
   _TORCH_OPTIM_SERIALIZE_TORCH_ARG(master_weights);
-  archive.write("has_schedule", c10::IValue(schedule().has_value()));
-  if (schedule()) {
-    archive.write("schedule_shape", c10::IValue(static_cast<int64_t>(schedule()->shape)));
-    archive.write("schedule_initial", c10::IValue(schedule()->initial));
-    archive.write("schedule_maximum", c10::IValue(schedule()->maximum));
-    archive.write("schedule_minimum", c10::IValue(schedule()->minimum));
-    archive.write("schedule_warmup_steps",
-                  c10::IValue(static_cast<int64_t>(schedule()->warmup_steps)));
-    archive.write("schedule_decay_steps",
-                  c10::IValue(static_cast<int64_t>(schedule()->decay_steps)));
-  }
+  detail::write_schedule(archive, "schedule", schedule());
+  detail::write_schedule(archive, "weight_decay_schedule", weight_decay_schedule());
 }
 
 void AdamOptions::serialize(torch::serialize::InputArchive& archive) {
@@ -80,25 +65,8 @@ void AdamOptions::serialize(torch::serialize::InputArchive& archive) {
   read_if_there(archive, "bias_correction", bias_correction());
   read_if_there(archive, "maximize", maximize());
   read_if_there(archive, "master_weights", master_weights());
-
-  c10::IValue has_schedule;
-  if (!archive.try_read("has_schedule", has_schedule)) return;
-  schedule(std::nullopt);
-  if (!has_schedule.toBool()) return;
-  learning_rate_schedule stored;
-  int64_t shape = 0;
-  int64_t warmup_steps = 0;
-  int64_t decay_steps = 0;
-  read_if_there(archive, "schedule_shape", shape);
-  read_if_there(archive, "schedule_initial", stored.initial);
-  read_if_there(archive, "schedule_maximum", stored.maximum);
-  read_if_there(archive, "schedule_minimum", stored.minimum);
-  read_if_there(archive, "schedule_warmup_steps", warmup_steps);
-  read_if_there(archive, "schedule_decay_steps", decay_steps);
-  stored.shape = static_cast<schedule_shape>(shape);
-  stored.warmup_steps = static_cast<std::uint64_t>(warmup_steps);
-  stored.decay_steps = static_cast<std::uint64_t>(decay_steps);
-  schedule(stored);
+  detail::read_schedule(archive, "schedule", schedule());
+  detail::read_schedule(archive, "weight_decay_schedule", weight_decay_schedule());
 }
 
 void AdamParamState::serialize(torch::serialize::OutputArchive& archive) const {

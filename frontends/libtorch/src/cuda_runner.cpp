@@ -4,7 +4,6 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
-#include <fmt/format.h>
 
 #include <optional>
 
@@ -33,13 +32,7 @@ bool is_capturing(c10::cuda::CUDAStream stream) {
 /// What both kinds of launches do around the executor.
 class cuda_runner : public step_runner {
  public:
-  void check_not_capturing(const char* caller) final {
-    if (is_capturing(current_stream())) {
-      throw usage_error(fmt::format(
-          "{}: the current stream is being captured, expected a call before or after the capture",
-          caller));
-    }
-  }
+  bool capturing() const final { return is_capturing(current_stream()); }
 
   void retire(const c10::Storage& storage) final {
     // A no-op for memory allocated on this stream and for memory of other allocators.
@@ -65,6 +58,7 @@ class graph_runner final : public cuda_runner {
       : cuda_runner(device), executor_(std::move(plan), current_stream()) {}
 
   executor& core() noexcept override { return executor_; }
+  const float* loss_scale_address() const override { return executor_.loss_scale_address(); }
 
   void check_launch() override {
     if (is_capturing(current_stream())) {
@@ -110,6 +104,7 @@ class stream_runner final : public cuda_runner {
   }
 
   executor& core() noexcept override { return executor_; }
+  const float* loss_scale_address() const override { return executor_.loss_scale_address(); }
 
   bool launch(bool pending) override {
     const c10::cuda::CUDAGuard guard(device_);
@@ -172,10 +167,10 @@ bool current_stream_is_capturing(c10::Device device) {
   return is_capturing(c10::cuda::getCurrentCUDAStream(device.index()));
 }
 
-std::unique_ptr<step_runner> make_cuda_runner(step_plan plan, c10::Device device, bool capturable) {
+std::shared_ptr<step_runner> make_cuda_runner(step_plan plan, c10::Device device, bool capturable) {
   const c10::cuda::CUDAGuard guard(device);
-  if (capturable) return std::make_unique<stream_runner>(std::move(plan), device);
-  return std::make_unique<graph_runner>(std::move(plan), device);
+  if (capturable) return std::make_shared<stream_runner>(std::move(plan), device);
+  return std::make_shared<graph_runner>(std::move(plan), device);
 }
 
 namespace {

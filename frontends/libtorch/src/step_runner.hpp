@@ -16,10 +16,15 @@ class step_runner {
 
   virtual executor& core() noexcept = 0;
 
+  /// One f32 where the step runs: the loss scale that the next step expects.
+  virtual const float* loss_scale_address() const = 0;
+
+  /// Whether the current stream is being captured.
+  virtual bool capturing() const { return false; }
   /// Throws usage_error if the current stream is being captured and a launch may not be recorded.
   virtual void check_launch() {}
   /// Throws usage_error, naming the caller, if the current stream is being captured at all.
-  virtual void check_not_capturing(const char*) {}
+  void check_not_capturing(const char* caller) const;
 
   /// Runs, enqueues or records one step. `pending`: values were set or operands re-bound since the
   /// last delivery. Returns true if they have been delivered with it.
@@ -38,12 +43,12 @@ class step_runner {
   virtual void retire(const c10::Storage&) {}
 };
 
-std::unique_ptr<step_runner> make_host_runner(step_plan plan);
+std::shared_ptr<step_runner> make_host_runner(step_plan plan);
 
 #if defined(STEPGRAPH_LIBTORCH_CUDA)
 
 /// `capturable`: kernels on the current stream; else a graph.
-std::unique_ptr<step_runner> make_cuda_runner(step_plan plan, c10::Device device, bool capturable);
+std::shared_ptr<step_runner> make_cuda_runner(step_plan plan, c10::Device device, bool capturable);
 
 /// Whether torch's current stream of the device is being captured.
 bool current_stream_is_capturing(c10::Device device);

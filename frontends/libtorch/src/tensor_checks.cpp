@@ -79,6 +79,14 @@ void check_gradient(const std::string& name, const at::Tensor& parameter,
   }
 }
 
+void check_scalar_input(const std::string& name, const at::Tensor& tensor) {
+  check_operand(name, "input", tensor);
+  if (tensor.scalar_type() != at::kFloat || tensor.numel() != 1) {
+    throw usage_error(fmt::format("{}: the tensor has type {} and {} elements, expected one Float",
+                                  name, c10::toString(tensor.scalar_type()), tensor.numel()));
+  }
+}
+
 device_location location_of(c10::Device device) {
   if (!device.is_cuda()) return {};
   return {device_kind::cuda, device.index()};

@@ -20,6 +20,9 @@ void check_parameter(const std::string& name, const at::Tensor& parameter);
 void check_gradient(const std::string& name, const at::Tensor& parameter,
                     const at::Tensor& gradient);
 
+/// Refuses anything but one float32 in dense memory of the CPU or CUDA.
+void check_scalar_input(const std::string& name, const at::Tensor& tensor);
+
 /// True if walking the memory of both in address order meets the elements in the same order.
 bool same_layout(const at::Tensor& a, const at::Tensor& b);
 

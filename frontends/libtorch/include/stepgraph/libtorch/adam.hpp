@@ -1,93 +1,24 @@
 #pragma once
 
-#include <torch/arg.h>
 #include <torch/optim/optimizer.h>
 #include <torch/types.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
-#include <string>
-#include <tuple>
 #include <vector>
 
 #include "stepgraph/executor.hpp"
+#include "stepgraph/libtorch/adam_options.hpp"
+#include "stepgraph/libtorch/step_options.hpp"
 #include "stepgraph/step_plan.hpp"
+#include "stepgraph/step_record.hpp"
 
 namespace stepgraph::libtorch {
 
 namespace detail {
 class step_engine;
 }
-
-/// Options of one parameter group. Every one of them may be assigned between steps; the next step
-/// uses the new value. `lr`, `betas`, `eps` and `weight_decay` reach a captured step without
-/// capturing it again; changing any other one builds the step anew (counted by `Adam::captures`).
-struct AdamOptions : public torch::optim::OptimizerCloneableOptions<AdamOptions> {
-  AdamOptions(double lr = 1e-3) : lr_(lr) {}  // NOLINT: implicit, as torch's
-
-  TORCH_ARG(double, lr) = 1e-3;
-  typedef std::tuple<double, double> betas_t;
-  TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);
-  TORCH_ARG(double, eps) = 1e-8;
-  TORCH_ARG(double, weight_decay) = 0.0;
-  /// `decoupled` is torch's AdamW, `l2` torch's Adam.
-  TORCH_ARG(weight_decay_mode, mode) = weight_decay_mode::decoupled;
-  TORCH_ARG(bool, bias_correction) = true;
-  TORCH_ARG(bool, maximize) = false;
-  /// Computed on the device once a step from the group's step count. `lr` is then not used, except
-  /// that an `lr` assigned after the first step (by an LRScheduler, say) holds over the schedule
-  /// until `Adam::resume_schedule`.
-  TORCH_ARG(std::optional<learning_rate_schedule>, schedule) = std::nullopt;
-  /// Keep an f32 master of every f16 and bf16 parameter: the update works on the master and the
-  /// parameter is its rounded copy, which is only written. f32 parameters need none.
-  TORCH_ARG(bool, master_weights) = false;
-
- public:
-  /// Also writes the fields that torch::optim::Adam and AdamW expect.
-  void serialize(torch::serialize::OutputArchive& archive) const override;
-  /// Fields that the archive lacks keep their value, so options saved by torch::optim::Adam and
-  /// AdamW can be read. Throws usage_error for options saved with `amsgrad`.
-  void serialize(torch::serialize::InputArchive& archive) override;
-  double get_lr() const override { return lr(); }
-  void set_lr(const double lr) override { lr_ = lr; }
-  friend bool operator==(const AdamOptions& lhs, const AdamOptions& rhs);
-};
-
-/// State of one parameter. The tensors are f32, of the parameter's sizes and on its device; the
-/// step updates them in place, and they keep their addresses from the first step on.
-struct AdamParamState : public torch::optim::OptimizerCloneableParamState<AdamParamState> {
-  /// Updates applied, as of the latest `Adam::save`, `load`, `status` or building of the step: the
-  /// live count is in the memory of the executor.
-  TORCH_ARG(int64_t, step) = 0;
-  TORCH_ARG(torch::Tensor, exp_avg);
-  TORCH_ARG(torch::Tensor, exp_avg_sq);
-  /// Undefined without master weights.
-  TORCH_ARG(torch::Tensor, master);
-
- public:
-  void serialize(torch::serialize::OutputArchive& archive) const override;
-  void serialize(torch::serialize::InputArchive& archive) override;
-};
-
-/// Options of the step as a whole.
-struct StepOptions {
-  /// Leave parameters, state and step counts untouched when a gradient is not finite.
-  TORCH_ARG(bool, skip_non_finite) = false;
-  /// Clip the global L2 norm of the gradient; 0: no clipping.
-  TORCH_ARG(double, max_grad_norm) = 0.0;
-  /// Gradients arrive multiplied by this; the step divides by it.
-  TORCH_ARG(double, loss_scale) = 1.0;
-  /// The step stores zeros into the gradients it has read, which saves `zero_grad`.
-  TORCH_ARG(bool, zero_gradients) = false;
-  /// The step of CUDA parameters will be captured by the caller (see Adam). Eager steps then are
-  /// kernel launches instead of a graph launch. No effect on the CPU.
-  TORCH_ARG(bool, capturable) = false;
-  /// Names of the parameters for messages, in order through all groups. May be shorter than the
-  /// list of parameters; the others are called "group 0 parameter 3".
-  TORCH_ARG(std::vector<std::string>, names) = {};
-};
 
 /// Adam and AdamW over CPU or CUDA tensors, run by stepgraph's executors.
 ///
@@ -123,6 +54,12 @@ struct StepOptions {
 ///     them on the stream of the replays or by events.
 ///   * `prepare` (or an eager step) is required before the capture when master weights must be
 ///     created, and allowed always.
+///
+/// Loss scaling. The scale and its counters live where the step runs and follow its rule there;
+/// nothing reads them on the host:
+///
+///   (loss * optimizer.loss_scale_tensor()).backward();
+///   optimizer.step();  // divides by the scale, skips on overflow, moves the scale
 ///
 /// Gradients. Every parameter needs a dense gradient of type f32, f16 or bf16 at every step: step
 /// counts belong to groups, so a parameter cannot sit out a step. A missing gradient throws
@@ -173,14 +110,36 @@ class Adam : public torch::optim::Optimizer {
   /// Gives the group's learning rate back to its schedule after an `lr` assigned by hand. Refused
   /// for a group without schedule.
   void resume_schedule(std::size_t group);
+  /// Likewise for the weight decay.
+  void resume_weight_decay_schedule(std::size_t group);
 
-  /// From the next step on.
+  /// From the next step on; the counters of its rule stay. Refused with a loss_scale_input.
   void set_loss_scale(double value);
   /// From the next step on. Builds the step anew if it did not measure the norm before.
   void set_max_grad_norm(double value);
+  /// Likewise.
+  void set_skip_above_norm(double value);
+  /// From the next step on.
+  void set_samples_per_step(std::uint64_t samples);
 
-  /// Step counts, learning rates, norm and skips after all steps so far; also stores the counts
-  /// into the parameters' states. CUDA: waits for the device. Refused while capturing.
+  /// The loss scale that the next step expects in its gradients: one float32, no dimensions, on the
+  /// parameters' device, to multiply the loss by. Reading it is ordered like any other use of a
+  /// tensor on the stream of the steps; the host is not asked. To be read only.
+  ///
+  /// It is the memory of the step itself, which changes in place, so ask for it at every step
+  /// (that costs nothing): before the first step, after `set_loss_scale` or `load`, and when the
+  /// step was built anew, it is another tensor. One that was kept stays readable, with the scale it
+  /// had. While capturing, the step must be built and everything assigned delivered
+  /// (usage_error), since a replay would repeat the number of today.
+  torch::Tensor loss_scale_tensor();
+
+  /// Records of the steps that have finished since the last call, oldest first. Waits for nothing;
+  /// empty unless `StepOptions::record_capacity` is set. `launch` counts through the life of the
+  /// optimizer.
+  record_batch records();
+
+  /// Step counts, learning rates, norm, loss scale and skips after all steps so far; also stores
+  /// the counts into the parameters' states. CUDA: waits for the device. Refused while capturing.
   step_status status();
 
   /// The plan of the step. Throws usage_error before the first step or `prepare`.
@@ -198,15 +157,19 @@ class Adam : public torch::optim::Optimizer {
   const ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& state()
       const noexcept;
 
-  /// Writes the states with their step counts, the options of the groups, the step counts of the
-  /// groups (empty ones too), loss scale and max_grad_norm; what torch::optim::Adam and AdamW
-  /// write is a part of it, so they can load it. CUDA: waits for the device.
+  /// Writes the states with their step counts, the options of the groups with their schedules, the
+  /// step counts of the groups (empty ones too), steps, skips, samples, the loss scale with its
+  /// counters, max_grad_norm and skip_above_norm; what torch::optim::Adam and AdamW write is a part
+  /// of it, so they can load it. Right after a skipped step it holds what the step left, no more.
+  /// CUDA: waits for the device.
   void save(torch::serialize::OutputArchive& archive) const override;
   /// Restores what `save` wrote, or a checkpoint of torch::optim::Adam or AdamW, on whatever device
   /// it was saved. Live state tensors are overwritten in place, so a captured step stays valid. A
   /// checkpoint without masters sets them to the parameters: load the model first. Parameters are
-  /// matched by group and position. Throws usage_error, and changes nothing, when groups or sizes
-  /// do not agree or the parameters of a group are at different steps.
+  /// matched by group and position. The other options of the step are this optimizer's own; under
+  /// another rule of loss scaling than the checkpoint's, the counters of the rule start afresh.
+  /// Throws usage_error, and changes nothing, when groups or sizes do not agree or the parameters
+  /// of a group are at different steps.
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
