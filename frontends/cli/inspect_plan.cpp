@@ -1,5 +1,7 @@
 #include "inspect_plan.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -42,6 +44,26 @@ tensor_operands operands_of(const parameter_shape& parameter, const inspect_sett
   return operands;
 }
 
+/// "NAME=before:NODE" and its like, checked when it was parsed but for the name of the node.
+foreign_node foreign_of(const std::string& text) {
+  const std::size_t equals = text.find('=');
+  const std::size_t colon = text.find(':', equals);
+  const std::string when = text.substr(equals + 1, colon - equals - 1);
+  return {.name = text.substr(0, equals),
+          .when = when == "before" ? foreign_order::before : foreign_order::after,
+          .node = text.substr(colon + 1),
+          .only_if_applied = when == "applied"};
+}
+
+std::string check_foreign(const std::string& text) {
+  const std::size_t equals = text.find('=');
+  const std::string place = equals == std::string::npos ? "" : text.substr(equals + 1);
+  for (const char* when : {"before:", "after:", "applied:"}) {
+    if (place.starts_with(when)) return "";
+  }
+  return fmt::format("'{}' is not NAME=before:NODE, NAME=after:NODE or NAME=applied:NODE", text);
+}
+
 step_options options_of(const inspect_settings& settings) {
   step_options options = settings.options;
   options.norm = settings.norm == "infinity" ? norm_kind::infinity : norm_kind::l2;
@@ -70,6 +92,16 @@ void add_plan_options(CLI::App& command, inspect_settings& settings) {
       .add_option("--extra-gradients", settings.extra_gradients,
                   "Elements of a gradient without a parameter, which counts for the norm")
       ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 40));
+
+  command
+      .add_option(
+          "--foreign", settings.foreign,
+          "Work of the caller's, as NAME=before:NODE, NAME=after:NODE, or NAME=applied:NODE "
+          "for work after NODE that a skipped step leaves out; may be repeated")
+      ->type_name("WORK")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->default_str("")
+      ->check(check_foreign);
 
   step_options& options = settings.options;
   command.add_option("--clip", options.max_grad_norm, "Largest gradient norm; 0: no clipping")
@@ -147,6 +179,7 @@ step_plan plan_of(const inspect_settings& settings) {
           shape_of(settings.extra_gradients, format_named(settings.gradient_format)));
     }
     builder.set_options(options_of(settings));
+    for (const std::string& work : settings.foreign) builder.add_foreign_work(foreign_of(work));
     return builder.build();
   } catch (const usage_error& refused) {
     throw CLI::ValidationError("plan", refused.what());

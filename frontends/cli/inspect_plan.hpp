@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "loss_scale_options.hpp"
 #include "schedule_options.hpp"
@@ -19,6 +20,7 @@ struct inspect_settings {
   std::string gradient_format = "f32";
   std::string moment_format = "f32";
   std::string master = "none";
+  std::vector<std::string> foreign;   ///< NAME=before:NODE, after:NODE or applied:NODE
   std::uint64_t extra_gradients = 0;  ///< elements of a gradient without a parameter
   std::int64_t steps = 10000;         ///< of the training that the schedules are made for
   step_options options;

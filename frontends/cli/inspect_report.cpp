@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include <string_view>
 #include <vector>
 
 #include "schedule_text.hpp"
@@ -14,18 +13,26 @@
 namespace stepgraph::cli {
 namespace {
 
-/// Nodes of the step itself are named after their kind, updates "update/<signature>"; work of the
-/// caller's has a name of its own.
-std::string_view kind_of(const plan_node& node) {
-  if (node.kind == node_kind::update) return "update";
-  for (const std::string_view kind : {"grad_stats", "advance_step", "scale_gradients"}) {
-    if (node.name == kind) return kind;
+const char* kind_of(const plan_node& node) {
+  switch (node.kind) {
+    case node_kind::grad_stats:
+      return "grad_stats";
+    case node_kind::advance_step:
+      return "advance_step";
+    case node_kind::update:
+      return "update";
+    case node_kind::scale_gradients:
+      return "scale_gradients";
+    case node_kind::foreign:
+      return "foreign";
   }
-  return "foreign";
+  return "unknown";
 }
 
-/// "tuned" or "generic" for an update; nothing for the others, which have one kernel.
+/// "tuned" or "generic" for an update, what foreign work depends on; nothing for the others, which
+/// have one kernel.
 const char* kernel_of(const plan_node& node) {
+  if (node.kind == node_kind::foreign) return node.only_if_applied ? "yours, if applied" : "yours";
   if (node.kind != node_kind::update) return "";
   return is_tuned(node.signature) ? "tuned" : "generic";
 }
@@ -134,6 +141,7 @@ nlohmann::ordered_json json_of(const plan_node& node, double bandwidth) {
     entry["signature"] = name_of(node.signature);
     entry["tuned"] = is_tuned(node.signature);
   }
+  if (node.kind == node_kind::foreign) entry["only_if_applied"] = node.only_if_applied;
   return entry;
 }
 

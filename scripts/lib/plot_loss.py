@@ -21,6 +21,10 @@ def print_table(result):
         ("optimizer step", microseconds("optimizer_step_us"), microseconds("reference_optimizer_step_us")),
         ("replay launch", microseconds("replay_launch_us"), "-"),
     ]
+    if result.get("loss_scaling", "none") != "none":
+        rows.append(("loss scale", number("final_loss_scale"), "-"))
+        skipped = [result.get(key) for key in ("skipped_steps", "reference_skipped_steps")]
+        rows.append(("skipped steps", *("-" if steps is None else str(len(steps)) for steps in skipped)))
     print(f"{result['steps']} steps, backend {result['backend']}, device {result['device']}")
     for name, ours, theirs in rows:
         print(f"  {name:<16}{ours:>14}{theirs:>14}")

@@ -148,6 +148,23 @@ TEST(Inspect, ExchangedTotalsTakeAnAdvanceOfTheirOwn) {
   EXPECT_EQ(plan["nodes"][2]["kind"], "update");
 }
 
+TEST(Inspect, ForeignWorkHasItsPlace) {
+  const std::vector<std::string> arguments = {"--clip",    "1",
+                                              "--foreign", "all_reduce=before:grad_stats",
+                                              "--foreign", "log=applied:grad_stats"};
+  const json plan = inspect_json(arguments);
+  ASSERT_EQ(plan["nodes"].size(), 4u);
+  EXPECT_EQ(plan["nodes"][0]["name"], "all_reduce");
+  EXPECT_EQ(plan["nodes"][0]["kind"], "foreign");
+  EXPECT_EQ(plan["nodes"][0]["only_if_applied"], false);
+  EXPECT_EQ(plan["nodes"][2]["name"], "log");
+  EXPECT_EQ(plan["nodes"][2]["only_if_applied"], true);
+  EXPECT_EQ(plan["edges"][0]["programmatic"], false);
+  std::vector<std::string> words = {"inspect"};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  EXPECT_THAT(run_program(words).out, HasSubstr("log                          yours, if applied"));
+}
+
 TEST(Inspect, GradientWithoutParameterIsScaledApart) {
   const json plan =
       inspect_json({"--clip", "1", "--unscale-gradients", "--extra-gradients", "1000"});

@@ -85,6 +85,10 @@ INSTANTIATE_TEST_SUITE_P(
         wrong_usage{"ZeroedAndUnscaled",
                     {"inspect", "--zero-gradients", "--unscale-gradients"},
                     "zero_gradients and unscale_gradients"},
+        wrong_usage{
+            "ForeignWorkNowhere", {"inspect", "--foreign", "log"}, "'log' is not NAME=before:NODE"},
+        wrong_usage{
+            "ForeignWorkAtAnUnknownNode", {"inspect", "--foreign", "log=after:lunch"}, "lunch"},
         wrong_usage{"NoRepetitions", {"bench", "--repetitions", "0"}, "--repetitions"},
         wrong_usage{"HeadsThatDoNotDivide",
                     {"train", "--width", "30", "--heads", "4"},
