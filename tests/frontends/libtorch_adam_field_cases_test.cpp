@@ -210,7 +210,7 @@ void expect_resume_equals_uninterrupted_run(torch::Device saved_on, torch::Devic
   resumed.copy_parameter_of(first);
   load(*resumed.optimizer, bytes);
   EXPECT_EQ(resumed.rate.data_ptr(), rate);
-  EXPECT_EQ(resumed.rate.device(), device);
+  EXPECT_EQ(resumed.rate.device().type(), device.type());
   const step_status status = resumed.optimizer->status();
   EXPECT_EQ(status.step + status.skipped, static_cast<std::uint64_t>(saved_after));
   resumed.run(saved_after, 12);
