@@ -4,7 +4,7 @@
 
 /// Messages between the blocks of one launch. Each 8-byte word carries 4 bytes and the tag of the
 /// launch; 8 bytes are stored and loaded as one, so a word with the right tag is the right word.
-/// This saves the last block the two round trips of a fence and a counter.
+/// This saves the two round trips of a fence and a counter that a last block to finish would need.
 namespace stepgraph::cuda {
 
 struct message_payload {

@@ -56,7 +56,7 @@ TEST(TensorTable, OneMisalignedOperandMakesATensorUnaligned) {
   }
 }
 
-// At most so many partial sums remain for the last block that it adds them in a few rounds.
+// At most so many partial sums remain that one block adds them in a few rounds.
 TEST(LaunchShape, StatisticsBlocksCoverEveryChunk) {
   EXPECT_EQ(statistics_blocks(0), 1u);
   for (const std::uint64_t chunks :

@@ -100,7 +100,7 @@ bool measures_gradients(const step_options& options);
 bool skips_non_finite(const step_options& options);
 
 enum class node_kind : std::uint8_t {
-  grad_stats,       ///< reads every gradient; its last block advances the step
+  grad_stats,       ///< reads every gradient; one of its blocks advances the step
   advance_step,     ///< advances the step when grad_stats does not
   update,           ///< Adam for all tensors of one signature
   scale_gradients,  ///< unscales and clips gradients that have no parameter

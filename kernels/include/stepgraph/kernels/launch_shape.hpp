@@ -29,8 +29,8 @@ STEPGRAPH_HOST_DEVICE constexpr std::uint64_t chunk_count(std::uint64_t numel) {
 
 inline constexpr std::uint32_t most_chunks_per_statistics_block = 16;
 
-/// Consecutive chunks that one block of `grad_stats` adds up, so that few partial sums remain for
-/// the last block. Depends only on the list, never on the device.
+/// Consecutive chunks that one block of `grad_stats` adds up, so that few partial sums remain to
+/// be added up. Depends only on the list, never on the device.
 STEPGRAPH_HOST_DEVICE constexpr std::uint32_t chunks_per_statistics_block(std::uint64_t chunks) {
   return chunks < 4096     ? 1
          : chunks < 16384  ? 4
