@@ -11,6 +11,12 @@
 namespace stepgraph::host {
 namespace {
 
+/// What one block of the kernel finds in its chunks.
+struct partial_statistics {
+  double total = 0.0;  ///< sum of squares or largest magnitude
+  std::uint32_t zeros = 0;
+};
+
 struct thread_totals {
   double value[statistics_threads] = {};
 };
@@ -35,7 +41,6 @@ double reduce_over_block(thread_totals totals) {
 /// The larger one; NaN counts as the largest.
 double larger(double a, double b) { return b > a || b != b ? b : a; }
 
-/// What one block of the kernel finds in its chunks.
 partial_statistics measure(const statistics_table_view& table, const statistics_options& options,
                            std::uint64_t block) {
   const chunk_loops& loops = fastest_chunk_loops();

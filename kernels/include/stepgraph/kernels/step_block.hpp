@@ -27,13 +27,6 @@ struct step_block_view {
 /// Names no tensor: a chunk that only fills up a block of `grad_stats`.
 inline constexpr std::uint32_t no_tensor = 0xffffffffu;
 
-/// What one block of `grad_stats` found in its chunks.
-struct alignas(16) partial_statistics {
-  double total = 0.0;  ///< sum of squares or largest magnitude
-  std::uint32_t zeros = 0;
-  std::uint32_t reserved = 0;
-};
-
 /// The tensors, chunks and norm groups of one pass of `grad_stats`.
 struct statistics_table_view {
   const tensor_descriptor* tensors = nullptr;
