@@ -35,6 +35,15 @@ std::string check_beta(const std::string& text) {
       "a number of at least 0 and below 1");
 }
 
+void add_norm_options(CLI::App& command, double& max_grad_norm, double& skip_above_norm) {
+  command.add_option("--clip", max_grad_norm, "Largest gradient norm; 0: no clipping")
+      ->check(check_not_negative);
+  command
+      .add_option("--skip-above-norm", skip_above_norm,
+                  "Skip a step whose gradient norm is larger; 0: never")
+      ->check(check_not_negative);
+}
+
 void require_writable(const std::string& path) {
   if (path.empty() || path == "-") return;
   if (!std::ofstream(path, std::ios::app)) throw error(fmt::format("cannot write '{}'", path));

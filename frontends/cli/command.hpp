@@ -27,6 +27,9 @@ std::string check_positive(const std::string& text);
 std::string check_not_negative(const std::string& text);
 std::string check_beta(const std::string& text);
 
+/// Adds --clip and --skip-above-norm.
+void add_norm_options(CLI::App& command, double& max_grad_norm, double& skip_above_norm);
+
 /// Throws stepgraph::error if `path` cannot be written: before hours of work, not after. Makes an
 /// empty file where there was none. Nothing to check for "-" and "".
 void require_writable(const std::string& path);

@@ -104,12 +104,7 @@ void add_plan_options(CLI::App& command, inspect_settings& settings) {
       ->check(check_foreign);
 
   step_options& options = settings.options;
-  command.add_option("--clip", options.max_grad_norm, "Largest gradient norm; 0: no clipping")
-      ->check(check_not_negative);
-  command
-      .add_option("--skip-above-norm", options.skip_above_norm,
-                  "Skip a step whose gradient norm is larger; 0: never")
-      ->check(check_not_negative);
+  add_norm_options(command, options.max_grad_norm, options.skip_above_norm);
   command.add_option("--norm", settings.norm, "Norm of the gradient")
       ->check(CLI::IsMember({"l2", "infinity"}));
   command.add_flag("--separate-norms", settings.separate_norms,

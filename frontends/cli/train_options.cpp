@@ -46,12 +46,7 @@ void add_train_options(CLI::App& command, train_options& options) {
   command.add_option("--beta2", training.beta2, "Decay of the second moment")->check(check_beta);
   command.add_option("--eps", training.eps, "Added to the root of the second moment")
       ->check(check_positive);
-  command.add_option("--clip", training.max_grad_norm, "Largest gradient norm; 0: no clipping")
-      ->check(check_not_negative);
-  command
-      .add_option("--skip-above-norm", training.skip_above_norm,
-                  "Skip a step whose gradient norm is larger; 0: never")
-      ->check(check_not_negative);
+  add_norm_options(command, training.max_grad_norm, training.skip_above_norm);
   command.add_option("--seed", training.seed, "Of the weights and of the passages")
       ->check(CLI::NonNegativeNumber);
   command.add_option("--device", options.device, "Where to train")

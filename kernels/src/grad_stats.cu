@@ -191,8 +191,7 @@ __device__ message_payload reduce_over_block(message_payload mine) {
   __shared__ double warp_totals[warps];
   __shared__ std::uint32_t warp_zeros[warps];
   const auto combine = [](double a, double b) {
-    // Of a maximum, NaN counts as the largest.
-    return Norm == norm_kind::l2 ? a + b : (b > a || b != b ? b : a);
+    return Norm == norm_kind::l2 ? a + b : math::larger_total(a, b);
   };
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
@@ -261,12 +260,8 @@ __device__ __forceinline__ void gather(const statistics_table_view& table,
     message_payload mine;
     for (std::uint32_t i = begin + threadIdx.x; i < end; i += threads) {
       const message_payload partial = receive(messages + i, tag);
-      if constexpr (Norm == norm_kind::l2) {
-        mine.total += partial.total;
-      } else {
-        mine.total = partial.total > mine.total || partial.total != partial.total ? partial.total
-                                                                                  : mine.total;
-      }
+      mine.total = Norm == norm_kind::l2 ? mine.total + partial.total
+                                         : math::larger_total(mine.total, partial.total);
       mine.zeros += partial.zeros;
     }
     const message_payload whole = reduce_over_block<Norm>(mine);

@@ -62,23 +62,30 @@ class GpuCalls : public gpu_test {
     builder.add_tensor(builder.add_group({.learning_rate = 0.1}), tensor.operands("weight"));
     return builder.build();
   }
+
+  /// The calls of 100 steps of an executor that has launched before; `step` makes one.
+  template <class Step>
+  static call_counts calls_of_steps(Step&& step) {
+    const ones_on_device tensor;
+    const cuda_stream stream;
+    graph_executor executor(plan(tensor), stream.get());
+    executor.launch(stream.get());
+    call_counts counts;
+    {
+      const call_counter counter;
+      for (int i = 0; i < 100; ++i) step(executor, stream.get(), i);
+      counts = counter.counts();
+    }
+    stream.synchronize();
+    return counts;
+  }
 };
 
 TEST_F(GpuCalls, SteadyStepIsOneLaunchAndTwoQuestionsToTheHost) {
-  const ones_on_device tensor;
-  const cuda_stream stream;
-  graph_executor executor(plan(tensor), stream.get());
-  executor.launch(stream.get());
-  call_counts counts;
-  {
-    const call_counter counter;
-    for (int step = 0; step < 100; ++step) {
-      executor.launch(stream.get());
-      executor.read_records();
-    }
-    counts = counter.counts();
-  }
-  stream.synchronize();
+  const call_counts counts = calls_of_steps([](graph_executor& executor, cudaStream_t stream, int) {
+    executor.launch(stream);
+    executor.read_records();
+  });
   // Which device is current, and whether the stream is being captured: neither goes to the device.
   const call_counts expected = {
       {"cudaGetDevice", 100}, {"cudaGraphLaunch", 100}, {"cudaStreamIsCapturing", 100}};
@@ -86,20 +93,11 @@ TEST_F(GpuCalls, SteadyStepIsOneLaunchAndTwoQuestionsToTheHost) {
 }
 
 TEST_F(GpuCalls, ValueSetByHandAddsOneCall) {
-  const ones_on_device tensor;
-  const cuda_stream stream;
-  graph_executor executor(plan(tensor), stream.get());
-  executor.launch(stream.get());
-  call_counts counts;
-  {
-    const call_counter counter;
-    for (int step = 0; step < 100; ++step) {
-      executor.set_learning_rate(0, 1e-3 * step);
-      executor.launch(stream.get());
-    }
-    counts = counter.counts();
-  }
-  stream.synchronize();
+  const call_counts counts =
+      calls_of_steps([](graph_executor& executor, cudaStream_t stream, int step) {
+        executor.set_learning_rate(0, 1e-3 * step);
+        executor.launch(stream);
+      });
   EXPECT_THAT(counts, Contains(Pair("cudaGraphLaunch", 100)));
   EXPECT_THAT(counts, Contains(Pair("cudaGraphExecKernelNodeSetParams", 100)));
   for (const char* absent : {"cudaMemcpyAsync", "cudaEventRecord", "cudaStreamSynchronize",

@@ -3,6 +3,7 @@
 #include <limits>
 #include <vector>
 
+#include "common/executor_adapter.hpp"
 #include "common/warmed_up.hpp"
 #include "runtime/host_tensor.hpp"
 #include "stepgraph/host_executor.hpp"
@@ -33,20 +34,6 @@ step_plan plan_of(host_tensor& memory, std::uint64_t behind = 0) {
   return builder.build();
 }
 
-void expect_same_state(const step_status& found, const step_status& expected) {
-  EXPECT_EQ(found.step, expected.step);
-  EXPECT_EQ(found.skipped, expected.skipped);
-  EXPECT_EQ(found.samples, expected.samples);
-  EXPECT_EQ(found.next_loss_scale.scale, expected.next_loss_scale.scale);
-  EXPECT_EQ(found.next_loss_scale.growth_tracker, expected.next_loss_scale.growth_tracker);
-  EXPECT_EQ(found.next_loss_scale.hysteresis_left, expected.next_loss_scale.hysteresis_left);
-  ASSERT_EQ(found.groups.size(), expected.groups.size());
-  for (std::size_t group = 0; group < found.groups.size(); ++group) {
-    EXPECT_EQ(found.groups[group].step, expected.groups[group].step);
-    EXPECT_EQ(found.groups[group].learning_rate, expected.groups[group].learning_rate);
-  }
-}
-
 TEST(LoadState, ReachesTheNextLaunchAndLaunchesCountOn) {
   host_tensor saved_memory;
   host_executor saved(plan_of(saved_memory, 7));
@@ -61,7 +48,7 @@ TEST(LoadState, ReachesTheNextLaunchAndLaunchesCountOn) {
   for (int step = 0; step < 4; ++step) {
     saved.launch();
     resumed.launch();
-    expect_same_state(resumed.status(), saved.status());
+    expect_same_status(resumed.status(), saved.status());
   }
   // Records number the launches of this executor, not those of the one that was saved.
   EXPECT_EQ(resumed.read_records().records.back().launch, 5u);
@@ -80,7 +67,7 @@ TEST(LoadState, OfAStateJustReadChangesNothing) {
     second.load_state(second.status());
     second.launch();
     first_memory.gradient[3] = second_memory.gradient[3] = 1.0f;
-    expect_same_state(second.status(), first.status());
+    expect_same_status(second.status(), first.status());
   }
   EXPECT_EQ(first.status().skipped, 2u);
   EXPECT_EQ(first_memory.parameter, second_memory.parameter);

@@ -5,6 +5,18 @@
 
 namespace stepgraph::host {
 
+/// The elements of a chunk: `count` of them from `begin` on.
+struct chunk_range {
+  std::uint64_t begin;
+  std::uint64_t count;
+};
+
+inline chunk_range elements_of(const chunk_descriptor& chunk, const tensor_descriptor& tensor) {
+  const std::uint64_t begin = static_cast<std::uint64_t>(chunk.index) * chunk_elements;
+  const std::uint64_t remaining = tensor.numel - begin;
+  return {begin, remaining < chunk_elements ? remaining : chunk_elements};
+}
+
 /// What the threads of one `grad_stats` block hold.
 struct thread_statistics {
   double sum[statistics_threads] = {};  ///< of squares

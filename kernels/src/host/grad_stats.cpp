@@ -38,9 +38,6 @@ double reduce_over_block(thread_totals totals) {
   return totals.value[0];
 }
 
-/// The larger one; NaN counts as the largest.
-double larger(double a, double b) { return b > a || b != b ? b : a; }
-
 partial_statistics measure(const statistics_table_view& table, const statistics_options& options,
                            std::uint64_t block) {
   const chunk_loops& loops = fastest_chunk_loops();
@@ -51,9 +48,7 @@ partial_statistics measure(const statistics_table_view& table, const statistics_
     const chunk_descriptor chunk = table.chunks[c];
     if (chunk.tensor == no_tensor) continue;
     const tensor_descriptor& tensor = table.tensors[chunk.tensor];
-    const std::uint64_t begin = static_cast<std::uint64_t>(chunk.index) * chunk_elements;
-    const std::uint64_t remaining = tensor.numel - begin;
-    const std::uint64_t count = remaining < chunk_elements ? remaining : chunk_elements;
+    const auto [begin, count] = elements_of(chunk, tensor);
     loops.add_gradients(tensor, begin, count, options, found);
   }
   partial_statistics partial;
@@ -88,7 +83,7 @@ gradient_statistics grad_stats(const statistics_table_view& table,
     double largest = 0.0;
     for (std::uint64_t b = begin; b < end; ++b) {
       sums.value[(b - begin) % statistics_threads] += partials[b].total;
-      largest = larger(largest, partials[b].total);
+      largest = math::larger_total(largest, partials[b].total);
       statistics.zeros += partials[b].zeros;
     }
     totals[group] = options.norm == norm_kind::infinity ? largest : reduce_over_block(sums);

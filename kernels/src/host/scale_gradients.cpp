@@ -12,9 +12,7 @@ void scale_gradients(const statistics_table_view& table, const step_block_view& 
     const chunk_descriptor chunk = table.chunks[c];
     if (chunk.tensor == no_tensor) continue;
     const tensor_descriptor& tensor = table.tensors[chunk.tensor];
-    const std::uint64_t begin = static_cast<std::uint64_t>(chunk.index) * chunk_elements;
-    const std::uint64_t remaining = tensor.numel - begin;
-    const std::uint64_t count = remaining < chunk_elements ? remaining : chunk_elements;
+    const auto [begin, count] = elements_of(chunk, tensor);
     loops.scale_gradients(tensor, begin, count, block.scalars->gradient_scale);
   }
 }

@@ -28,9 +28,7 @@ void update(const tensor_table_view& table, const step_block_view& block,
   for (std::uint64_t c = 0; c < table.chunk_count; ++c) {
     const chunk_descriptor chunk = table.chunks[c];
     const tensor_descriptor& tensor = table.tensors[chunk.tensor];
-    const std::uint64_t begin = static_cast<std::uint64_t>(chunk.index) * chunk_elements;
-    const std::uint64_t remaining = tensor.numel - begin;
-    const std::uint64_t count = remaining < chunk_elements ? remaining : chunk_elements;
+    const auto [begin, count] = elements_of(chunk, tensor);
     if (!skip) {
       const math::rounding_source rounding = {options.stochastic_rounding, options.seed,
                                               block.scalars->step, chunk.tensor};

@@ -177,11 +177,7 @@ STEPGRAPH_HOST_DEVICE double combined_total(const double* totals, std::uint32_t 
                                             norm_kind norm) {
   double total = 0.0;
   for (std::uint32_t i = 0; i < norm_groups; ++i) {
-    if (norm == norm_kind::l2) {
-      total += totals[i];
-    } else if (is_finite(total) && !(totals[i] <= total)) {
-      total = totals[i];  // larger, or a NaN
-    }
+    total = norm == norm_kind::l2 ? total + totals[i] : larger_total(total, totals[i]);
   }
   return total;
 }

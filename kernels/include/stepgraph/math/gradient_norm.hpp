@@ -20,6 +20,9 @@ STEPGRAPH_HOST_DEVICE void add_square(double& sum, float x) {
 /// NaN above infinity.
 STEPGRAPH_HOST_DEVICE std::uint32_t magnitude_bits(float x) { return float_bits(x) & 0x7fffffffu; }
 
+/// The larger of two totals of an infinity norm; NaN counts as the largest.
+STEPGRAPH_HOST_DEVICE double larger_total(double a, double b) { return b > a || b != b ? b : a; }
+
 /// False for infinities and NaN.
 STEPGRAPH_HOST_DEVICE bool is_finite(double x) {
   return (x < 0.0 ? -x : x) <= 1.7976931348623157e+308;
