@@ -7,7 +7,9 @@ set(CMAKE_CUDA_ARCHITECTURES
     CACHE STRING "CUDA architectures to compile for")
 
 # torch loads the shared CUDA runtime. A second, static copy would keep its own state (current
-# device, last error), so nvcc must not add its default static one.
+# device, last error), so nvcc must not add its default static one. The Python module, which is linked
+# with no torch and keeps no state of the runtime between calls, takes the static one by its property
+# STEPGRAPH_STATIC_CUDA_RUNTIME, so that it works beside every torch.
 if(NOT DEFINED CMAKE_CUDA_RUNTIME_LIBRARY)
   set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)
 endif()

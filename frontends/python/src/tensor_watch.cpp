@@ -1,0 +1,153 @@
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings.hpp"
+#include "stepgraph/error.hpp"
+#include "tensor_reader.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace stepgraph::python {
+namespace {
+
+/// Finds out which parameters or gradients are not where they were.
+class tensor_watch {
+ public:
+  tensor_watch(const nb::sequence& parameters, const std::vector<std::string>& attributes,
+               const std::vector<bool>& wrapped)
+      : local_tensor_(interned("_local_tensor")) {
+    for (const nb::handle parameter : parameters) {
+      entry each;
+      each.parameter = nb::borrow(parameter);
+      entries_.push_back(std::move(each));
+    }
+    if (attributes.size() != entries_.size() || wrapped.size() != entries_.size()) {
+      throw usage_error("TensorWatch: " + std::to_string(entries_.size()) + " parameters, " +
+                        std::to_string(attributes.size()) + " gradient attributes and " +
+                        std::to_string(wrapped.size()) +
+                        " entries of wrapped, expected as many of each");
+    }
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      if (attributes[i] != "grad") entries_[i].attribute = interned(attributes[i].c_str());
+      entries_[i].wrapped = wrapped[i];
+    }
+  }
+
+  nb::list changed() const {
+    nb::list indices;
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      const entry& each = entries_[i];
+      if (!parameter_place(each).same_as(each.noted_parameter) ||
+          !gradient_place(each).same_as(each.noted_gradient)) {
+        indices.append(i);
+      }
+    }
+    return indices;
+  }
+
+  void accept() {
+    // Both first: reading may run Python code that raises.
+    std::vector<std::pair<tensor_place, tensor_place>> places;
+    places.reserve(entries_.size());
+    for (const entry& each : entries_) {
+      places.emplace_back(parameter_place(each), gradient_place(each));
+    }
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      entries_[i].noted_parameter = places[i].first;
+      entries_[i].noted_gradient = places[i].second;
+    }
+  }
+
+  int traverse(visitproc visit, void* arg) const {
+    for (const entry& each : entries_) Py_VISIT(each.parameter.ptr());
+    return 0;
+  }
+  void clear() {
+    std::vector<entry> gone;
+    gone.swap(entries_);
+  }
+
+ private:
+  struct entry {
+    nb::object parameter;
+    nb::object attribute;  ///< that holds the gradient; null: `grad`
+    bool wrapped = false;
+    tensor_place noted_parameter;
+    tensor_place noted_gradient;
+  };
+
+  static nb::object interned(const char* text) {
+    return nb::steal(PyUnicode_InternFromString(text));
+  }
+
+  /// The tensor of this process that a DTensor wraps.
+  nb::object local(nb::handle tensor) const {
+    const nb::object inner = nb::steal(PyObject_GetAttr(tensor.ptr(), local_tensor_.ptr()));
+    if (!inner.is_valid()) nb::raise_python_error();
+    return inner;
+  }
+
+  tensor_place parameter_place(const entry& of) const {
+    return of.wrapped ? reader_.read(local(of.parameter)) : reader_.read(of.parameter);
+  }
+
+  nb::object gradient_of(const entry& of) const {
+    if (!of.attribute.is_valid()) return reader_.gradient_of(of.parameter);
+    nb::object gradient = nb::steal(PyObject_GetAttr(of.parameter.ptr(), of.attribute.ptr()));
+    if (gradient.is_valid()) return gradient;
+    // `decoupled_grad` of a parameter that never had one.
+    if (PyErr_ExceptionMatches(PyExc_AttributeError) == 0) nb::raise_python_error();
+    PyErr_Clear();
+    return nb::none();
+  }
+
+  tensor_place gradient_place(const entry& of) const {
+    const nb::object gradient = gradient_of(of);
+    return of.wrapped && !gradient.is_none() ? reader_.read(local(gradient))
+                                             : reader_.read(gradient);
+  }
+
+  tensor_reader reader_;
+  nb::object local_tensor_;
+  std::vector<entry> entries_;
+};
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return nb::inst_ready(self) ? nb::inst_ptr<tensor_watch>(self)->traverse(visit, arg) : 0;
+}
+
+int clear(PyObject* self) {
+  if (nb::inst_ready(self)) nb::inst_ptr<tensor_watch>(self)->clear();
+  return 0;
+}
+
+PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse)},
+                       {Py_tp_clear, reinterpret_cast<void*>(&clear)},
+                       {0, nullptr}};
+
+}  // namespace
+
+void bind_tensor_watch(nb::module_& module) {
+  nb::class_<tensor_watch>(
+      module, "TensorWatch", nb::type_slots(slots),
+      "Finds out fast which parameters or gradients moved. Holds on to the parameters, not to the "
+      "gradients. gradient_attributes: 'grad' or 'decoupled_grad' of each; wrapped: the parameter "
+      "and its gradient are DTensors, whose _local_tensor is meant.")
+      .def(nb::init<const nb::sequence&, const std::vector<std::string>&,
+                    const std::vector<bool>&>(),
+           "parameters"_a, "gradient_attributes"_a, "wrapped"_a)
+      .def("changed", &tensor_watch::changed,
+           "Indices whose parameter or gradient has another address, element type, element count, "
+           "contiguity or presence than accept() noted, or cannot be read. All before the first "
+           "accept().")
+      .def("accept", &tensor_watch::accept, "Notes what is there now.");
+}
+
+}  // namespace stepgraph::python

@@ -1,0 +1,1 @@
+"""The optimizer step as one CUDA graph."""
