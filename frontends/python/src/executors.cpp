@@ -151,7 +151,14 @@ void bind_setters(nb::class_<executor_binding>& type) {
       .def("rebind", &rebind, "bindings"_a,
            "Points operands at other memory from the next launch on: (tensor, operand, address, "
            "address of the scales) each, in memory of the executor's device, which is not checked. "
-           "All of them, or none if one is refused.");
+           "All of them, or none if one is refused.")
+      .def(
+          "address_of",
+          [](executor_binding& self, tensor_id tensor, const std::string& operand) {
+            return reinterpret_cast<std::uintptr_t>(
+                self.core().ledger().entry(tensor, from_name<operand_kind>(operand)).address);
+          },
+          "tensor"_a, "operand"_a, "Where the next launch finds the operand.");
 }
 
 void bind_base(nb::module_& module) {
