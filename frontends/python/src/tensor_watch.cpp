@@ -108,6 +108,7 @@ class tensor_watch {
   }
 
   tensor_place gradient_place(const entry& of) const {
+    if (!of.attribute.is_valid()) return reader_.read(nb::none());
     const nb::object gradient = gradient_of(of);
     return of.wrapped && !gradient.is_none() ? reader_.read(local(gradient))
                                              : reader_.read(gradient);
@@ -138,8 +139,9 @@ void bind_tensor_watch(nb::module_& module) {
   nb::class_<tensor_watch>(
       module, "TensorWatch", nb::type_slots(slots),
       "Finds out fast which parameters or gradients moved. Holds on to the parameters, not to the "
-      "gradients. gradient_attributes: 'grad' or 'decoupled_grad' of each; wrapped: the parameter "
-      "and its gradient are DTensors, whose _local_tensor is meant.")
+      "gradients. gradient_attributes: 'grad' or 'decoupled_grad' of each, '' for tensors that have "
+      "none to watch; wrapped: the parameter and its gradient are DTensors, whose _local_tensor is "
+      "meant.")
       .def(nb::init<const nb::sequence&, const std::vector<std::string>&,
                     const std::vector<bool>&>(),
            "parameters"_a, "gradient_attributes"_a, "wrapped"_a)

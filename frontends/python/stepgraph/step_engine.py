@@ -195,7 +195,7 @@ class StepEngine(StepBuilding):
             if each.view.scaling is not None:
                 scaling = each.view.scaling
                 tensors += [scaling.scale, scaling.amax, scaling.scale_inv]
-        self._state_watch = TensorWatch(tensors, ["grad"] * len(tensors), [False] * len(tensors))
+        self._state_watch = TensorWatch(tensors, [""] * len(tensors), [False] * len(tensors))
         self._state_watch.accept()
         self._missing_step_keys = not self.stepped
 
