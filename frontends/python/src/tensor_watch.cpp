@@ -34,6 +34,7 @@ class tensor_watch {
                         " entries of wrapped, expected as many of each");
     }
     for (std::size_t i = 0; i < entries_.size(); ++i) {
+      entries_[i].alone = attributes[i].empty();
       if (attributes[i] != "grad") entries_[i].attribute = interned(attributes[i].c_str());
       entries_[i].wrapped = wrapped[i];
     }
@@ -78,6 +79,7 @@ class tensor_watch {
     nb::object parameter;
     nb::object attribute;  ///< that holds the gradient; null: `grad`
     bool wrapped = false;
+    bool alone = false;  ///< without a gradient to watch
     tensor_place noted_parameter;
     tensor_place noted_gradient;
   };
@@ -108,7 +110,7 @@ class tensor_watch {
   }
 
   tensor_place gradient_place(const entry& of) const {
-    if (!of.attribute.is_valid()) return reader_.read(nb::none());
+    if (of.alone) return reader_.read(nb::none());
     const nb::object gradient = gradient_of(of);
     return of.wrapped && !gradient.is_none() ? reader_.read(local(gradient))
                                              : reader_.read(gradient);

@@ -216,7 +216,8 @@ def load(optimizer: FusedAdam, saved: Mapping[str, Any]) -> None:
         for label, group, parameter in _labelled(optimizer, checkpoint.live):
             _load_state(optimizer, label, group, parameter, checkpoint.states[id(parameter)])
     progress = _progress(optimizer, checkpoint, status)
-    held = [Held(*each) for each in checkpoint.own.get("held", ())] or None
+    held = [Held(*each) for each in checkpoint.own.get("held", ())]
+    held += [Held()] * (len(checkpoint.live) - len(held))
     engine.restore(checkpoint.live, progress, held, checkpoint.steps)
 
 
@@ -237,6 +238,11 @@ def _load_values(group: LiveGroup, content: Mapping[str, Any]) -> None:
         live = group.stored(key)
         if key in ("lr", "weight_decay") and isinstance(live, torch.Tensor):
             live.fill_(_plain(value))
+            continue
+        schedule = {"lr": "schedule", "weight_decay": "weight_decay_schedule"}.get(key)
+        if schedule is not None and group.stored(schedule) is not None:
+            # Whether it holds over the schedule is known later.
+            group.store(key, _plain(value))
             continue
         group[key] = tuple(value) if key == "betas" and isinstance(value, list) else value
 

@@ -70,6 +70,8 @@ class EngineState:
         self.undelivered_loss_scale: float | None = None
         self.load_pending = False
         """`progress` is still to be loaded into the executor."""
+        self.held_to_load: list[tuple[bool, bool]] | None = None
+        """With it: whether lr and weight decay of each group hold over their schedules."""
         self.steps_stale = False
         """A step may have run since "step" of the groups was read back."""
         self.stepped = False

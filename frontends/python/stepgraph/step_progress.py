@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ._core import GroupStatus, StepStatus, UsageError
+from .group_values import values_of
 from .live_group import LiveGroup
 from .runners import is_capturing
 from .value_sending import ValueSending
@@ -127,7 +128,7 @@ class StepProgress(ValueSending):
         self,
         groups: Sequence[LiveGroup],
         progress: Any,
-        held: Sequence[Held] | None,
+        held: Sequence[Held],
         steps: Sequence[int | None],
     ) -> None:
         """After the states were loaded: where the step stands, with the steps of `groups` in
@@ -139,13 +140,12 @@ class StepProgress(ValueSending):
         self.undelivered_loss_scale = None
         self.steps_stale = False
         self.load_pending = True
+        self.held_to_load = [(each.learning_rate, each.weight_decay) for each in held]
         bound = all(self.index_of(group) is not None for group in groups)
         if self.runner is None or not bound or len(groups) != len(self.groups):
             self.structure_changed = True
             return
         self.load_progress()
-        for index, each in enumerate(held or ()):
-            self._hold(index, each)
         if self.captured:
             self.send_values()
             self.deliver_now()
@@ -162,20 +162,27 @@ class StepProgress(ValueSending):
         self.runner.executor.load_state(self.progress)
         self.load_pending = False
         self.undelivered = self.pending = True
+        for index, held in enumerate(self.held_to_load or ()):
+            if index < len(self.groups):
+                self._hold(index, Held(*held))
+        self.held_to_load = None
 
     def _hold(self, index: int, held: Held) -> None:
         assert self.runner is not None
         executor, bound = self.runner.executor, self.groups[index]
+        now = values_of(bound.group)
         if bound.group.stored("schedule") is not None:
             bound.lr_held = held.learning_rate
+            bound.sent.learning_rate = now.learning_rate
             if held.learning_rate:
-                executor.set_learning_rate(index, bound.sent.learning_rate)
+                executor.set_learning_rate(index, now.learning_rate)
             else:
                 executor.resume_schedule(index)
         if bound.group.stored("weight_decay_schedule") is not None:
             bound.weight_decay_held = held.weight_decay
+            bound.sent.weight_decay = now.weight_decay
             if held.weight_decay:
-                executor.set_weight_decay(index, bound.sent.weight_decay)
+                executor.set_weight_decay(index, now.weight_decay)
             else:
                 executor.resume_weight_decay_schedule(index)
 

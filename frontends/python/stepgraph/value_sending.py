@@ -75,13 +75,13 @@ class ValueSending(EngineState):
         value = group.stored(key)
         if key == "lr" and value is group.lr_input:
             return
-        if type(value) is float and index not in self.changed_groups:
+        if isinstance(value, (float, int)) and index not in self.changed_groups:
             # What schedulers do to every group between two steps.
             if key == "lr" and group.lr_input is None:
-                self._send_learning_rate(index, value)
+                self._send_learning_rate(index, float(value))
                 return
             if key == "weight_decay" and group.weight_decay_input is None:
-                self._send_weight_decay(index, value)
+                self._send_weight_decay(index, float(value))
                 return
         self.changed_groups.add(index)
         if self._inputs_differ(group):
@@ -93,21 +93,23 @@ class ValueSending(EngineState):
     def _send_learning_rate(self, index: int, value: float) -> None:
         assert self.runner is not None
         bound = self.groups[index]
-        if value == bound.sent.learning_rate and not bound.watched:
+        scheduled = bound.group.stored("schedule") is not None
+        if value == bound.sent.learning_rate and not bound.watched and not scheduled:
             return
         self.runner.executor.set_learning_rate(index, value)
         bound.sent.learning_rate = value
-        bound.lr_held = bound.group.stored("schedule") is not None
+        bound.lr_held = scheduled
         self._sent(index)
 
     def _send_weight_decay(self, index: int, value: float) -> None:
         assert self.runner is not None
         bound = self.groups[index]
-        if value == bound.sent.weight_decay and not bound.watched:
+        scheduled = bound.group.stored("weight_decay_schedule") is not None
+        if value == bound.sent.weight_decay and not bound.watched and not scheduled:
             return
         self.runner.executor.set_weight_decay(index, value)
         bound.sent.weight_decay = value
-        bound.weight_decay_held = bound.group.stored("weight_decay_schedule") is not None
+        bound.weight_decay_held = scheduled
         self._sent(index)
 
     def _sent(self, index: int) -> None:
