@@ -156,7 +156,7 @@ class StepEngine(StepBuilding):
         index = self.index
         if self.runner is None:
             index = self.device_index_of(groups)
-        if index >= 0 and is_capturing(index):
+        if is_capturing(index):
             what = (
                 "the step was not built before the capture"
                 if self.runner is None
@@ -302,7 +302,7 @@ class StepEngine(StepBuilding):
                 "step was captured, and replays would go on with the old step; call "
                 "abandon_captured_steps() when the captured graphs are gone"
             )
-        if self.index >= 0 and is_capturing(self.index):
+        if is_capturing(self.index):
             raise UsageError(
                 f"{labels}{more}: a gradient or parameter came, went or changed its type since the "
                 "step was built; call prepare() or step once before the capture, with all gradients "

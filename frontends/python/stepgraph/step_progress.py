@@ -149,6 +149,8 @@ class StepProgress(ValueSending):
         if self.captured:
             self.send_values()
             self.deliver_now()
+            # Replays count from here on without telling anybody.
+            self.steps_stale = True
 
     def load_progress(self) -> None:
         """Tells the executor where the step stands."""
@@ -234,7 +236,7 @@ class StepProgress(ValueSending):
                 "FusedAdam(..., loss_scale=...)"
             )
         if self.runner is None:
-            if self.index >= 0 and is_capturing(self.index):
+            if is_capturing(self.index):
                 raise UsageError(
                     "loss_scale_tensor: the step was not built before the capture; call prepare()"
                 )

@@ -1,0 +1,141 @@
+"""Captures of the caller's for tests: torch.cuda.graph on a GPU, and on the processor a stand-in
+that records steps and runs them when replayed. The stand-in has the executor's numbers and the rules
+of captures (what is recorded does not run, what is delivered beside runs at once), not CUDA's."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from adam_cases import StepMode
+from stepgraph import _core, runners, step_building, step_engine, step_progress, value_sending
+from stepgraph._core import UpdateError
+
+CHEAP = ("nothing", "scalar_write", "table_write")
+
+
+class RecordingExecutor:
+    """A graph executor's interface over the host executor."""
+
+    def __init__(self, plan: Any, capture: HostCapture) -> None:
+        self.host = _core.HostExecutor(plan)
+        self.plan_now = plan
+        self.capture = capture
+        self.launches = {"enqueue": 0, "launch": 0, "beside": 0}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.host, name)
+
+    def enqueue(self, stream: int) -> None:
+        self.launches["enqueue"] += 1
+        if self.capture.active is None:
+            self.host.launch()
+        else:
+            self.capture.active.recorded.append(self.host.launch)
+
+    def launch(self, stream: int) -> None:
+        assert self.capture.active is None
+        self.launches["launch"] += 1
+        self.host.launch()
+
+    def deliver(self, stream: int) -> None:
+        # The host executor delivers with its next launch, which no other delivery can precede.
+        assert self.capture.active is None
+
+    def deliver_beside_capture(self) -> None:
+        assert self.capture.active is not None
+        self.launches["beside"] += 1
+
+    def status(self) -> Any:
+        assert self.capture.active is None, "waits inside a capture"
+        return self.host.status()
+
+    def update(self, plan: Any, stream: int, ceiling: str = "instantiate") -> Any:
+        assert self.capture.active is None
+        trial = _core.HostExecutor(self.plan_now).update(plan)
+        if ceiling == "table_write" and trial.path not in CHEAP:
+            raise UpdateError(f"the update needs {trial.path}: {', '.join(trial.reasons)}")
+        report = self.host.update(plan)
+        self.plan_now = plan
+        return report
+
+
+class RecordingRunner(runners.GraphRunner):
+    def __init__(self, plan: Any, index: int, warmup: int, capture: HostCapture) -> None:
+        self.index = index
+        self.captured = False
+        self._to_warm_up = warmup
+        self.executor = RecordingExecutor(plan, capture)
+
+
+class HostGraph:
+    def __init__(self) -> None:
+        self.recorded: list[Any] = []
+
+    def replay(self) -> None:
+        for work in self.recorded:
+            work()
+
+
+class HostCapture:
+    """Captures on the processor; record other work with `do`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.active: HostGraph | None = None
+        for module in (runners, step_engine, step_progress, value_sending):
+            monkeypatch.setattr(module, "is_capturing", lambda index: self.active is not None)
+        monkeypatch.setattr(runners, "_raw_stream", lambda index: 0)
+        monkeypatch.setattr(runners, "current_stream", lambda index: 0)
+        monkeypatch.setattr(
+            step_building,
+            "make_runner",
+            lambda plan, index, capturable, warmup: RecordingRunner(plan, index, warmup, self),
+        )
+
+    @contextlib.contextmanager
+    def __call__(self):
+        graph = HostGraph()
+        self.active = graph
+        try:
+            yield graph
+        finally:
+            self.active = None
+
+    def do(self, work: Any) -> None:
+        """Records work that a GPU would record by itself."""
+        if self.active is None:
+            work()
+        else:
+            self.active.recorded.append(work)
+
+
+class CudaCapture:
+    """Captures with torch.cuda.graph."""
+
+    @contextlib.contextmanager
+    def __call__(self):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            yield graph
+
+    def do(self, work: Any) -> None:
+        work()
+
+
+class CaptureMode(StepMode):
+    """Where captured steps run."""
+
+    def __init__(self, device: torch.device, capture: Any) -> None:
+        super().__init__(device, {"capturable": True})
+        self.capture = capture
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def captures(request, monkeypatch):
+    if request.param == "cpu":
+        return CaptureMode(torch.device("cpu"), HostCapture(monkeypatch))
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    return CaptureMode(torch.device("cuda", torch.cuda.current_device()), CudaCapture())
