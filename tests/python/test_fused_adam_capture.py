@@ -419,7 +419,7 @@ def test_release_and_capture_again(captures):
 def test_new_quantization_scales_reach_replays(captures):
     """TransformerEngine#2753: the second replay quantizes with the new scale and amax."""
     scale, amax, scale_inv = (
-        torch.full((1,), x, device=captures.device) for x in (16.0, 0.0, 0.5)
+        torch.full((1,), x, device=captures.device) for x in (16.0, 0.0, 1 / 16)
     )
     p = (torch.ones(64, device=captures.device) * 16).to(torch.float8_e4m3fn).view(torch.uint8)
     optimizer = captures.adam([p], lr=0.25, master_weights=True, use_decoupled_grad=True)
