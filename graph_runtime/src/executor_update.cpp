@@ -129,7 +129,18 @@ update_report executor::commit_rebuilt(detail::plan_update& update,
 
 void executor::drain_records() { records_->drain(); }
 
-void executor::set_invalid_captures(std::string reason) {
+void executor::note_capture() {
+  if (captured_) return;
+  captured_ = true;
+  const auto locked = pending_->lock();
+  invalid_captures_.clear();
+}
+
+void executor::invalidate_captures() {
+  if (!captured_) return;
+  captured_ = false;
+  std::string reason =
+      "an update rebuilt the step: graphs that captured a launch before must not be replayed";
   const auto locked = pending_->lock();
   invalid_captures_.swap(reason);
 }

@@ -65,10 +65,10 @@ class GpuCalls : public gpu_test {
 
   /// The calls of 100 steps of an executor that has launched before; `step` makes one.
   template <class Step>
-  static call_counts calls_of_steps(Step&& step) {
+  static call_counts calls_of_steps(Step&& step, const graph_options& options = {}) {
     const ones_on_device tensor;
     const cuda_stream stream;
-    graph_executor executor(plan(tensor), stream.get());
+    graph_executor executor(plan(tensor), stream.get(), {}, options);
     executor.launch(stream.get());
     call_counts counts;
     {
@@ -89,6 +89,17 @@ TEST_F(GpuCalls, SteadyStepIsOneLaunchAndTwoQuestionsToTheHost) {
   // Which device is current, and whether the stream is being captured: neither goes to the device.
   const call_counts expected = {
       {"cudaGetDevice", 100}, {"cudaGraphLaunch", 100}, {"cudaStreamIsCapturing", 100}};
+  EXPECT_EQ(counts, expected);
+}
+
+TEST_F(GpuCalls, RecordedLaunchAddsOneEvent) {
+  const call_counts counts = calls_of_steps(
+      [](graph_executor& executor, cudaStream_t stream, int) { executor.launch(stream); },
+      {.record_launches = true});
+  const call_counts expected = {{"cudaEventRecord", 100},
+                                {"cudaGetDevice", 100},
+                                {"cudaGraphLaunch", 100},
+                                {"cudaStreamIsCapturing", 100}};
   EXPECT_EQ(counts, expected);
 }
 

@@ -81,26 +81,11 @@ class graph_runner final : public cuda_runner {
   graph_executor executor_;
 };
 
-/// An event without timing, created at first use on the current device.
-class order_event {
- public:
-  order_event() { C10_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
-  ~order_event() { (void)cudaEventDestroy(event_); }
-  order_event(const order_event&) = delete;
-  order_event& operator=(const order_event&) = delete;
-
-  void record(cudaStream_t stream) { C10_CUDA_CHECK(cudaEventRecord(event_, stream)); }
-  void block(cudaStream_t stream) { C10_CUDA_CHECK(cudaStreamWaitEvent(stream, event_)); }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
 class stream_runner final : public cuda_runner {
  public:
   stream_runner(step_plan plan, c10::Device device)
       : cuda_runner(device), executor_(std::move(plan), current_stream()) {
-    mark(current_stream());
+    last_stream_ = current_stream();
   }
 
   executor& core() noexcept override { return executor_; }
@@ -110,19 +95,14 @@ class stream_runner final : public cuda_runner {
     const c10::cuda::CUDAGuard guard(device_);
     const c10::cuda::CUDAStream stream = current_stream();
     if (!is_capturing(stream)) {
-      follow(stream);
+      last_stream_ = stream;
       executor_.launch(stream);
-      mark(stream);
       return true;
     }
     // Nothing can be replayed yet, so what eager steps left behind can still be brought up to
     // date: the addresses that exist inside the capture, above all.
     const bool deliver_now = pending && !captured_;
-    if (deliver_now) {
-      outside_capture outside(device_);
-      deliver_on(current_stream());
-      outside.finish();
-    }
+    if (deliver_now) executor_.deliver_beside_capture();
     executor_.launch(stream);
     captured_ = true;
     return deliver_now;
@@ -133,31 +113,16 @@ class stream_runner final : public cuda_runner {
   void deliver() override {
     check_not_capturing("deliver");
     const c10::cuda::CUDAGuard guard(device_);
-    deliver_on(current_stream());
+    const c10::cuda::CUDAStream stream = current_stream();
+    last_stream_ = stream;
+    executor_.deliver_async(stream);
   }
 
   bool captured() const noexcept override { return captured_; }
   void abandon_captures() noexcept override { captured_ = false; }
 
  private:
-  void deliver_on(c10::cuda::CUDAStream stream) {
-    follow(stream);
-    executor_.deliver_async(stream);
-    mark(stream);
-  }
-
-  /// Orders `stream` after the last launch or delivery made here.
-  void follow(c10::cuda::CUDAStream stream) {
-    if (last_stream_ != stream) last_.block(stream);
-  }
-
-  void mark(c10::cuda::CUDAStream stream) {
-    last_stream_ = stream;
-    last_.record(stream);
-  }
-
   stream_executor executor_;
-  order_event last_;
   bool captured_ = false;
 };
 

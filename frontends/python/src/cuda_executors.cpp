@@ -73,7 +73,8 @@ class graph_binding final : public executor_binding {
       : executor_binding(std::move(given)) {
     const nb::gil_scoped_release gil;
     executor_.emplace(plan, stream_of(stream), device_callbacks(callbacks()),
-                      graph_options{.steps_per_launch = steps_per_launch});
+                      // Frameworks change streams and capture at any time.
+                      graph_options{.steps_per_launch = steps_per_launch, .record_launches = true});
   }
 
   graph_executor& core() override { return *executor_; }

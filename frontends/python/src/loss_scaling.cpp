@@ -2,10 +2,12 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include "bindings.hpp"
 #include "names.hpp"
@@ -45,6 +47,17 @@ loss_scaling_options make(loss_scale_rule rule, std::optional<double> initial,
   return made;
 }
 
+/// All fields, in the order of the constructor.
+using scaling_state =
+    std::tuple<std::string, double, std::uint32_t, std::uint32_t, double, double, double>;
+
+scaling_state state_of(const loss_scaling_options& self) {
+  const loss_scaling& scaling = self.scaling;
+  return {to_name(scaling.rule), self.initial,          scaling.growth_interval,
+          scaling.hysteresis,    scaling.growth_factor, scaling.backoff_factor,
+          scaling.minimum};
+}
+
 }  // namespace
 
 void bind_loss_scaling(nb::module_& module) {
@@ -53,7 +66,7 @@ void bind_loss_scaling(nb::module_& module) {
   nb::class_<loss_scaling_options>(
       module, "LossScaling",
       "How the loss scale reacts to gradients that are not finite, and where it starts: 1 for the "
-      "rule 'fixed', torch.amp.GradScaler's 65536, Megatron-LM's 2^32. Judged by\n"
+      "rule 'fixed', torch.amp.GradScaler's 65536, Megatron-LM's 2^32. A value; judged by "
       "StepBuilder.set_options.")
       .def(
           "__init__",
@@ -102,6 +115,23 @@ void bind_loss_scaling(nb::module_& module) {
       .def_prop_ro("backoff_factor",
                    [](const loss_scaling_options& self) { return self.scaling.backoff_factor; })
       .def_prop_ro("minimum", [](const loss_scaling_options& self) { return self.scaling.minimum; })
+      .def(
+          "__eq__",
+          [](const loss_scaling_options& self, const loss_scaling_options& other) {
+            return state_of(self) == state_of(other);
+          },
+          "other"_a.none(), nb::is_operator())
+      .def("__hash__",
+           [](const loss_scaling_options& self) { return nb::hash(nb::cast(state_of(self))); })
+      .def("__getstate__", &state_of)
+      .def("__setstate__",
+           [](loss_scaling_options& self, const scaling_state& state) {
+             const auto& [rule, initial, growth_interval, hysteresis, growth_factor, backoff_factor,
+                          minimum] = state;
+             new (&self) loss_scaling_options(make(from_name<loss_scale_rule>(rule), initial,
+                                                   growth_interval, hysteresis, growth_factor,
+                                                   backoff_factor, minimum));
+           })
       .def("__repr__", [](const loss_scaling_options& self) {
         return nb::str(
                    "LossScaling('{}', initial={}, growth_interval={}, hysteresis={}, "

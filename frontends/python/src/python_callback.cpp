@@ -18,7 +18,9 @@ python_callback::~python_callback() {
 callback_list callbacks_from(const nb::object& foreign) {
   callback_list made;
   if (foreign.is_none()) return made;
-  for (const auto [name, callable] : nb::cast<nb::dict>(foreign)) {
+  nb::dict by_name;
+  by_name.update(foreign);
+  for (const auto [name, callable] : by_name) {
     const nb::str shown(name);
     const std::string text = shown.c_str();
     if (PyCallable_Check(callable.ptr()) == 0) {

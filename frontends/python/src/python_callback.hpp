@@ -38,7 +38,7 @@ class python_callback {
 
 using callback_list = std::vector<std::shared_ptr<python_callback>>;
 
-/// From a dictionary of callables by name, or None. Throws nanobind::type_error, naming the entry.
+/// From a mapping of names to callables, or None. Throws nanobind::type_error, naming the entry.
 callback_list callbacks_from(const nanobind::object& foreign);
 
 }  // namespace stepgraph::python

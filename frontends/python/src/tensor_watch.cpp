@@ -141,7 +141,8 @@ void bind_tensor_watch(nb::module_& module) {
   nb::class_<tensor_watch>(
       module, "TensorWatch", nb::type_slots(slots),
       "Finds out fast which parameters or gradients moved. Holds on to the parameters, not to the "
-      "gradients. gradient_attributes: 'grad' or 'decoupled_grad' of each, '' for tensors that have "
+      "gradients. gradient_attributes: 'grad' or 'decoupled_grad' of each, '' for tensors that "
+      "have "
       "none to watch; wrapped: the parameter and its gradient are DTensors, whose _local_tensor is "
       "meant.")
       .def(nb::init<const nb::sequence&, const std::vector<std::string>&,

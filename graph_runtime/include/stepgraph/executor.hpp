@@ -178,8 +178,10 @@ class executor {
   /// Keeps the records that are complete for `read_records`, before their ring goes.
   void drain_records();
 
-  /// Why launches that were captured must not be replayed; empty: they may be.
-  void set_invalid_captures(std::string reason);
+  /// A launch was captured by the caller and may be replayed.
+  void note_capture();
+  /// The step lies in other memory now: what was captured before must not be replayed.
+  void invalidate_captures();
   /// Everything after it is refused; `release` is called where no setter looks at the executor.
   void close(const std::function<void()>& release);
 
@@ -195,6 +197,7 @@ class executor {
   std::unique_ptr<detail::record_reader> records_;
   std::unique_ptr<address_ledger> ledger_;
   std::string refused_update_;    ///< why the latest update was, if it was
+  bool captured_ = false;         ///< a launch of this step may be replayed
   std::string invalid_captures_;  ///< why they are, if they are
 };
 

@@ -202,6 +202,12 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
     if (edge.programmatic) orders_[edge.to] = launch_order::programmatic;
   }
   make_record_ring(image.scalars.launches);
+  trail_.record(stream);
+}
+
+cudaStream_t device_step::side_stream() {
+  if (!side_stream_) side_stream_ = make_stream();
+  return side_stream_.get();
 }
 
 void device_step::make_record_ring(std::uint64_t launches) {

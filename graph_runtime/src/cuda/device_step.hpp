@@ -8,6 +8,7 @@
 #include "../pending_changes.hpp"
 #include "../record_ring.hpp"
 #include "../step_tables.hpp"
+#include "launch_trail.hpp"
 #include "pinned_pool.hpp"
 #include "stepgraph/cuda/foreign_work.hpp"
 #include "stepgraph/cuda/handles.hpp"
@@ -70,6 +71,14 @@ class device_step {
   /// The launch failed: its settings become pending again.
   void not_delivered(detail::pending_changes& pending) { pending.give_back(taken_); }
 
+  /// Serial number of the settings taken last, 0 before the first.
+  std::uint64_t latest_serial() const noexcept { return serial_; }
+
+  /// What was enqueued so far outside captures, the upload first.
+  launch_trail& trail() noexcept { return trail_; }
+  /// A stream of the step's own, for what must not become part of a capture; made at first use.
+  cudaStream_t side_stream();
+
   /// Reads the step block back; waits for the device.
   detail::step_block_image read_block() const;
   step_status read_status() const;
@@ -105,6 +114,8 @@ class device_step {
   block_message* messages_ = nullptr;
   std::uint32_t* steps_left_ = nullptr;
   std::unique_ptr<detail::record_ring> records_;
+  launch_trail trail_;
+  unique_stream side_stream_;
   pinned_pool pool_;
   std::vector<setting> taken_;  ///< settings of the latest `take`
   std::uint64_t serial_ = 0;

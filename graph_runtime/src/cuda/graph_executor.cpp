@@ -1,10 +1,13 @@
 #include "stepgraph/cuda/graph_executor.hpp"
 
+#include <fmt/format.h>
+
 #include <functional>
 #include <memory>
 #include <optional>
 
 #include "../plan_update.hpp"
+#include "kernel_steps.hpp"
 #include "step_executable.hpp"
 #include "step_graph.hpp"
 #include "stepgraph/cuda/capture_scope.hpp"
@@ -16,13 +19,13 @@ namespace stepgraph {
 
 struct graph_executor::state {
   foreign_work foreign;  ///< goes last, when no launch can need what it holds
+  std::vector<cuda::foreign_callback> foreign_on_streams;  ///< of each node, once enqueued
   graph_options options;
   cuda::device_step step;
   std::shared_ptr<const cuda::step_graph> graph;
   cuda::settings_carrier carrier;  ///< of the graph, until it becomes an executable
   std::optional<cuda::step_executable> executable;
-  cudaStream_t last_stream = nullptr;
-  bool launched = false;
+  std::uint64_t serial_written = 0;  ///< of the settings in the executable
 
   /// Captured, not instantiated.
   state(const step_plan& plan, const detail::step_tables& tables,
@@ -103,6 +106,7 @@ update_report graph_executor::update(step_plan next, update_path ceiling, cudaSt
     note_refusal(refusal.what());
     throw;
   }
+  invalidate_captures();
   return commit_rebuilt(*update, &records, swap);
 }
 
@@ -114,29 +118,68 @@ void graph_executor::launch(cudaStream_t stream) {
   if (cuda::is_capturing(stream)) {
     throw capture_error(
         "graph_executor cannot be launched on a stream that is being captured, "
-        "expected a stream_executor there");
+        "expected enqueue there");
   }
+  cuda::launch_trail& trail = state_->step.trail();
   cuda::device_step::delivery delivery;
   if (pending().any()) {
-    delivery = state_->step.take(pending(), stream, [&] {
-      // The copy must not overtake a replay on another stream that still reads the tables.
-      if (state_->launched && state_->last_stream != stream) {
-        STEPGRAPH_CUDA_CHECK(cudaDeviceSynchronize());
-      }
-    });
+    // The copy must not overtake a replay on another stream that still reads the tables.
+    delivery = state_->step.take(pending(), stream, [&] { trail.follow(stream); });
   }
   try {
-    if (delivery.settings.serial != 0) {
+    trail.follow_by_replay(stream);
+    // The executable holds the settings of its latest launch, which the step has applied, unless
+    // kernels have brought others since: then it must not repeat its own.
+    if (state_->serial_written != state_->step.latest_serial()) {
       state_->executable->write(delivery.settings);
+      state_->serial_written = state_->step.latest_serial();
     }
     state_->executable->launch(stream);
   } catch (const error&) {
     state_->step.not_delivered(pending());
+    trail.add_unknown(stream);  // the copy, if there was one
     throw;
   }
+  trail.add_replay(stream);
   state_->step.delivered(delivery, stream);
-  state_->last_stream = stream;
-  state_->launched = true;
+  if (state_->options.record_launches) trail.record(stream);
+}
+
+void graph_executor::check_enqueues() const {
+  if (state_->options.steps_per_launch == 1) return;
+  throw usage_error(fmt::format(
+      "the executor runs {} steps a launch, in a loop on the device, and cannot enqueue "
+      "them as kernels: expected steps_per_launch 1",
+      state_->options.steps_per_launch));
+}
+
+void graph_executor::enqueue(cudaStream_t stream) {
+  check_not_released();
+  check_ledger();
+  check_enqueues();
+  const cuda::trace_range range("stepgraph step");
+  const cuda::device_guard guard(state_->step.device());
+  if (state_->foreign_on_streams.empty()) {
+    state_->foreign_on_streams = cuda::callbacks_on_streams(plan(), state_->foreign);
+  }
+  const bool capturing = cuda::is_capturing(stream);
+  if (capturing) note_capture();
+  cuda::enqueue_step(state_->step, plan(), state_->foreign_on_streams, pending(), stream,
+                     capturing);
+}
+
+void graph_executor::deliver_async(cudaStream_t stream) {
+  check_not_released();
+  check_ledger();
+  const cuda::device_guard guard(state_->step.device());
+  cuda::deliver(state_->step, pending(), stream);
+}
+
+void graph_executor::deliver_beside_capture() {
+  check_not_released();
+  check_ledger();
+  const cuda::device_guard guard(state_->step.device());
+  cuda::deliver_beside_capture(state_->step, pending());
 }
 
 const float* graph_executor::loss_scale_address() const {

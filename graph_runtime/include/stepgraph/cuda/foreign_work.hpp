@@ -31,9 +31,10 @@ struct foreign_context {
 /// streams of its own by events and has to join them before it returns. A first kernel that is
 /// launched programmatically has to wait for its predecessors by itself.
 ///
-/// `stream_executor` calls it at every launch. `graph_executor` calls it while it captures, in the
-/// thread that builds the executor, work for conditional bodies before all other, and a launch
-/// repeats what was enqueued: memory, streams and communicators that captured work uses must
+/// `stream_executor` calls it at every launch, and `graph_executor` at every `enqueue`. For its own
+/// graph, `graph_executor` calls it while it captures, in the thread that builds the executor, work
+/// for conditional bodies before all other, and a launch repeats what was enqueued: memory, streams
+/// and communicators that captured work uses must
 /// outlive the launches, and may be destroyed before or after a `release`. The executor keeps
 /// copies of the callbacks and destroys them after its graph, when its launches have finished.
 ///

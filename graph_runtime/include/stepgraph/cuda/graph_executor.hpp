@@ -32,6 +32,9 @@ struct graph_options {
   /// graphs), and kernels do not overlap their predecessors. Values set by hand reach the first
   /// step of the next launch; each step writes its record.
   std::uint32_t steps_per_launch = 1;
+  /// Note the end of each launch by an event, for one more call to the driver: other streams are
+  /// then ordered after it without waiting, and changes can be delivered beside a capture.
+  bool record_launches = false;
 };
 
 /// Whether the driver has conditional graph nodes (CUDA 12.4): what `only_if_applied` and several
@@ -60,18 +63,39 @@ class graph_executor final : public executor {
   graph_executor(graph_executor&&) noexcept;
   graph_executor& operator=(graph_executor&&) noexcept;
 
-  /// Launches one step, or steps_per_launch of them, onto `stream`. Never blocks, with one
-  /// exception: operands re-bound since the last launch and a stream other than the last launch's
-  /// make it wait for the device. Launches of one executor run one after the other, on whatever
-  /// streams. Refused on a stream that is being captured (capture_error): there, use a
-  /// `stream_executor`.
+  /// Launches one step, or steps_per_launch of them, onto `stream`, ordered after what was
+  /// launched, enqueued or delivered before, on whatever streams. Never blocks, with one exception:
+  /// operands re-bound since a launch on another stream make it wait for the device, unless
+  /// `record_launches`. Refused on a stream that is being captured (capture_error): there,
+  /// `enqueue`.
   void launch(cudaStream_t stream);
 
+  /// Enqueues one step as kernels instead of the graph, exactly as `stream_executor::launch` does,
+  /// also while `stream` is being captured: counters, values and bits are those of a launch.
+  /// Foreign work is called in its place. After a launch on another stream it waits for the device,
+  /// unless `record_launches`. Refused with usage_error if steps_per_launch is above 1 or if
+  /// foreign work is only_if_applied.
+  void enqueue(cudaStream_t stream);
+
+  /// Enqueues the delivery of values set and operands re-bound since the last launch or delivery,
+  /// ordered after that: replays of a captured step that are enqueued later see them. Refused on a
+  /// stream that is being captured (capture_error), and while the ledger knows of a stale operand
+  /// (usage_error).
+  void deliver_async(cudaStream_t stream);
+
+  /// Delivers on a stream of its own, ordered after what was launched, enqueued and delivered
+  /// outside captures, and waits for it. Legal while streams of the calling thread are being
+  /// captured: so a step that is enqueued into the capture next runs with what was set and re-bound
+  /// until now. Refused after a launch without `record_launches` (capture_error).
+  void deliver_beside_capture();
+
   /// Goes on with another plan: the launches after it run its step, those before it are not
-  /// affected. Counters, samples and the loss scale go on; groups of the same name keep their
-  /// progress and values set by hand, unless the new plan says otherwise of them than the plan
-  /// before; other groups begin as the plan says. Tensors carry their own state, in the caller's
-  /// memory; those that the new plan does not name may be freed.
+  /// affected. If the report says `rebuilt`, graphs that captured a step before must not be
+  /// replayed any more, which `recapture_required()` says until a step is captured again. Counters,
+  /// samples and the loss scale go on; groups of the same name keep their progress and values set
+  /// by hand, unless the new plan says otherwise of them than the plan before; other groups begin
+  /// as the plan says. Tensors carry their own state, in the caller's memory; those that the new
+  /// plan does not name may be freed.
   ///
   /// Takes the cheapest path that does it, and none dearer than `ceiling`. Up to `table_write`
   /// nothing waits: the next launch delivers the change, in its stream. Dearer paths wait for the
@@ -118,6 +142,7 @@ class graph_executor final : public executor {
   void check_inputs(const step_plan& plan) const override;
   device_location device() const override;
   void check_not_released() const;
+  void check_enqueues() const;
 
   struct state;
   std::unique_ptr<state> state_;

@@ -31,21 +31,28 @@ class stream_executor final : public executor {
   stream_executor(stream_executor&&) noexcept;
   stream_executor& operator=(stream_executor&&) noexcept;
 
-  /// Enqueues one step onto `stream`, which must be ordered after the stream of the previous
-  /// launch. Never blocks. Legal while `stream` is being captured: the captured kernels read
+  /// Enqueues one step onto `stream`, ordered after the launch or delivery before, whatever its
+  /// stream. Never blocks. Legal while `stream` is being captured: the captured kernels read
   /// everything that changes from device memory. Values set and operands re-bound since the last
   /// launch are delivered first when the stream is not being captured; a launch into a capture
-  /// leaves them pending (see `deliver_async`), so that no replay repeats them.
+  /// leaves them pending (see `deliver_async`), so that no replay repeats them, and its replays are
+  /// the caller's to order.
   ///
   /// Foreign work is called in its place. What it throws passes on: the nodes before it have been
   /// enqueued, those after it have not, and values set stay pending unless the node that advances
   /// the step was enqueued. Throws capture_error, with its name, if it invalidates the capture.
   void launch(cudaStream_t stream);
 
-  /// Enqueues the delivery of values set and operands re-bound since the last launch or delivery:
-  /// replays of a captured launch that are enqueued later see them. Refused on a stream that is
-  /// being captured (capture_error), and while the ledger knows of a stale operand (usage_error).
+  /// Enqueues the delivery of values set and operands re-bound since the last launch or delivery,
+  /// ordered after that: replays of a captured launch that are enqueued later see them. Refused on
+  /// a stream that is being captured (capture_error), and while the ledger knows of a stale operand
+  /// (usage_error).
   void deliver_async(cudaStream_t stream);
+
+  /// Delivers on a stream of its own, ordered after the launches and deliveries made outside
+  /// captures, and waits for it. Legal while streams of the calling thread are being captured: so a
+  /// step that is captured next runs with what was set and re-bound until now.
+  void deliver_beside_capture();
 
   /// Goes on with another plan, with the same rules for what is carried over as
   /// `graph_executor::update`. Values and addresses alone become pending, and launches captured
@@ -78,7 +85,6 @@ class stream_executor final : public executor {
   /// Destroyed in the reverse order: the device has finished when the callbacks go.
   std::vector<std::function<void(const foreign_context&)>> foreign_;  ///< of each node
   std::unique_ptr<cuda::device_step> step_;
-  bool captured_ = false;  ///< a launch of this step may be replayed
 };
 
 }  // namespace stepgraph
