@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from stepgraph.fused_adam import FusedAdam
+
+from stepgraph import FusedAdam
 
 
 @dataclass
@@ -38,9 +39,7 @@ def make_step_mode(name: str) -> StepMode:
     return StepMode(device, {"capturable": name == "cuda-replay"})
 
 
-@pytest.fixture(
-    params=["cpu", *(pytest.param(m, marks=pytest.mark.gpu) for m in STEP_MODES[1:])]
-)
+@pytest.fixture(params=["cpu", *(pytest.param(m, marks=pytest.mark.gpu) for m in STEP_MODES[1:])])
 def mode(request):
     return make_step_mode(request.param)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from adam_cases import StepMode
+
 from stepgraph import _core, runners, step_building, step_engine, step_progress, value_sending
 from stepgraph._core import UpdateError
 

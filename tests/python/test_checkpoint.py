@@ -7,9 +7,8 @@ import pickle
 import pytest
 import torch
 from adam_cases import equal_bits, mode, set_gradient, step_with  # noqa: F401
-from stepgraph import _core
-from stepgraph._core import UsageError
-from stepgraph.fused_adam import FusedAdam
+
+from stepgraph import FusedAdam, UsageError, _core
 
 BF16, F16, U8 = torch.bfloat16, torch.float16, torch.uint8
 
@@ -75,9 +74,7 @@ def test_resuming_gives_the_same_bits(mode, formats, into):
             p.copy_(value)
     resumed.load_state_dict(saved)
     if into == "stepped":
-        assert [
-            t.data_ptr() for p in others for t in resumed.state[p].values()
-        ] == addresses
+        assert [t.data_ptr() for p in others for t in resumed.state[p].values()] == addresses
     train(others, resumed, 2, seed=9)
     for p, q in zip(params, others):
         assert equal_bits(p, q)

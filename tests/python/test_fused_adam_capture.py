@@ -7,9 +7,8 @@ import pytest
 import torch
 from adam_cases import Adam64, equal_bits, make_step_mode, set_gradient
 from captures import captures  # noqa: F401
-from stepgraph import _core
-from stepgraph._core import UsageError
-from stepgraph.fused_adam import FusedAdam
+
+from stepgraph import FusedAdam, UsageError, _core
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -161,9 +160,8 @@ def test_prepared_gradients_that_do_not_come(captures):
     optimizer = captures.adam([("first", p), ("second", q)], lr=0.1)
     optimizer.prepare()
     set_gradient(p, 1.0)
-    with pytest.raises(UsageError, match="second: a gradient"):
-        with captures.capture():
-            optimizer.step()
+    with pytest.raises(UsageError, match="second: a gradient"), captures.capture():
+        optimizer.step()
     optimizer.step()
     close(p, 0.9)
     close(q, 1.0)
@@ -177,9 +175,8 @@ def test_a_gradient_that_is_missing_in_the_capture(captures):
     set_gradient(q, 1.0)
     optimizer.step()
     q.grad = None
-    with pytest.raises(UsageError, match="second: a gradient"):
-        with captures.capture():
-            optimizer.step()
+    with pytest.raises(UsageError, match="second: a gradient"), captures.capture():
+        optimizer.step()
 
 
 def test_gradients_of_the_capture_are_bound_beside_it(captures):
@@ -334,9 +331,8 @@ def test_reading_inside_a_capture_is_refused(captures):
         optimizer.state_dict,
         lambda: optimizer.load_state_dict({"state": {}, "param_groups": []}),
     ):
-        with pytest.raises(UsageError, match="captur"):
-            with captures.capture():
-                read()
+        with pytest.raises(UsageError, match="captur"), captures.capture():
+            read()
     graph = captured_step(captures, optimizer)
     graph.replay()
     close(p, 0.7)
@@ -407,9 +403,8 @@ def test_release_and_capture_again(captures):
     del graph
     optimizer.release()
     assert optimizer.param_groups[0]["step"] == 2
-    with pytest.raises(UsageError, match="before the capture"):
-        with captures.capture():
-            optimizer.step()
+    with pytest.raises(UsageError, match="before the capture"), captures.capture():
+        optimizer.step()
     graph = captured_step(captures, optimizer)
     graph.replay()
     close(p, 0.6)

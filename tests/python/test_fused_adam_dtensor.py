@@ -13,9 +13,10 @@ if not dist.is_available():
 
 
 def run_rank(rank, world, device_type, options, path, results):
-    from stepgraph.fused_adam import FusedAdam
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+    from stepgraph import FusedAdam
 
     backend = "nccl" if device_type == "cuda" else "gloo"
     if device_type == "cuda":
@@ -55,7 +56,9 @@ def run_rank(rank, world, device_type, options, path, results):
                 rtol=2e-2 if "exp_avg_dtype" in options else 1e-5,
                 atol=2e-2 if "exp_avg_dtype" in options else 1e-5,
             )
-        addresses = [optimizer.state[p]["exp_avg"]._local_tensor.data_ptr() for p in params.values()]
+        addresses = [
+            optimizer.state[p]["exp_avg"]._local_tensor.data_ptr() for p in params.values()
+        ]
         optimizer.load_state_dict(saved)
         assert addresses == [
             optimizer.state[p]["exp_avg"]._local_tensor.data_ptr() for p in params.values()

@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 from adam_cases import mode, set_gradient  # noqa: F401
-from stepgraph._core import LossScaling, UsageError
-from stepgraph.fused_adam import FusedAdam
+
+from stepgraph import FusedAdam, LossScaling, UsageError
 
 
 @pytest.mark.parametrize(
@@ -168,11 +168,13 @@ def test_importing_does_not_start_cuda():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-@pytest.mark.parametrize("ending", ["", "raise RuntimeError('as it happens')", "optimizer.release()"])
+@pytest.mark.parametrize(
+    "ending", ["", "raise RuntimeError('as it happens')", "optimizer.release()"]
+)
 def test_the_process_ends(mode, ending):
     code = (
         "import torch\n"
-        "from stepgraph.fused_adam import FusedAdam\n"
+        "from stepgraph import FusedAdam\n"
         f"p = torch.ones(1, device='{mode.device.type}', requires_grad=True)\n"
         "p.grad = torch.ones_like(p)\n"
         f"optimizer = FusedAdam([p], **{mode.options!r})\n"

@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 from adam_cases import Adam64, equal_bits, make_step_mode, mode, step_with  # noqa: F401
-from stepgraph._core import UsageError
+
+from stepgraph import UsageError
 
 F32, F16, BF16, U8, E4M3 = (
     torch.float32,
@@ -113,9 +114,7 @@ def test_remainders_make_a_bfloat16_parameter_exact(mode):
     for remainders in (False, True):
         torch.manual_seed(6)
         p = mode.parameter(start, BF16)
-        optimizer = mode.adam(
-            [p], lr=1e-3, master_weights=True, store_param_remainders=remainders
-        )
+        optimizer = mode.adam([p], lr=1e-3, master_weights=True, store_param_remainders=remainders)
         for _ in range(20):
             step_with(optimizer, p, torch.randn(500).to(BF16))
         runs.append((p, optimizer))

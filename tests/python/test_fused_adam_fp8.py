@@ -6,7 +6,8 @@ import types
 import pytest
 import torch
 from adam_cases import Adam64, equal_bits, mode  # noqa: F401
-from stepgraph._core import UsageError
+
+from stepgraph import UsageError
 
 DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
@@ -46,9 +47,7 @@ def test_weights_follow_their_masters(mode, format, raw):
         optimizer.step()
         reference.step(p.decoupled_grad)
         master = optimizer.state[p]["master_param"]
-        torch.testing.assert_close(
-            master.cpu().double(), reference.value, rtol=1e-5, atol=1e-5
-        )
+        torch.testing.assert_close(master.cpu().double(), reference.value, rtol=1e-5, atol=1e-5)
         expected = cast(master.cpu(), float(scale), format)
         assert equal_bits(p.view(torch.uint8), expected.view(torch.uint8))
         largest = master.abs().max().item()
@@ -215,7 +214,10 @@ def test_checkpoints_of_fp8_weights(mode):
             optimizer.step()
             if resume and t == 1:
                 saved = optimizer.state_dict()
-                saved = {**saved, "state": {0: {k: v.clone() for k, v in saved["state"][0].items()}}}
+                saved = {
+                    **saved,
+                    "state": {0: {k: v.clone() for k, v in saved["state"][0].items()}},
+                }
                 optimizer = mode.adam([q], lr=0.25, master_weights=True, use_decoupled_grad=True)
                 optimizer.set_fp8_scaling(q, *copies)
                 optimizer.load_state_dict(saved)

@@ -4,8 +4,8 @@ step."""
 import pytest
 import torch
 from adam_cases import Adam64, equal_bits, mode, set_gradient, step_with  # noqa: F401
-from stepgraph import _core
-from stepgraph.fused_adam import FusedAdam
+
+from stepgraph import FusedAdam, _core
 
 
 def run_beside_float64(mode, options, reference, steps=30, sizes=((33, 7), (5,), ())):
@@ -302,5 +302,3 @@ def test_channels_last_parameters(mode):
         optimizer.step()
         reference.step(g)
     torch.testing.assert_close(p.detach().cpu().double(), reference.value, rtol=1e-6, atol=1e-6)
-
-

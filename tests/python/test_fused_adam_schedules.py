@@ -3,9 +3,9 @@
 import pytest
 import torch
 from adam_cases import mode, set_gradient, step_with  # noqa: F401
-from stepgraph import _core
-from stepgraph._core import UsageError
 from torch.optim import lr_scheduler as s
+
+from stepgraph import UsageError, _core
 
 FAMILIES = {
     "LambdaLR": lambda o: s.LambdaLR(o, lambda t: 0.9**t),

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 from adam_cases import equal_bits, mode, set_gradient, step_with  # noqa: F401
-from stepgraph import _core
-from stepgraph._core import UsageError
+
+from stepgraph import UsageError, _core
 
 pytestmark = pytest.mark.filterwarnings("ignore:GradScaler is going to stop:FutureWarning")
 
@@ -70,7 +70,9 @@ def test_an_overflow_leaves_all_bits(mode, unscale_before):
         set_gradient(each, torch.randn(each.shape) * 65536)
     scaler.step(optimizer)
     scaler.update()
-    before = [t.detach().clone() for each in (p, q) for t in (each, *optimizer.state[each].values())]
+    before = [
+        t.detach().clone() for each in (p, q) for t in (each, *optimizer.state[each].values())
+    ]
     p.grad[3] = float("inf")
     q.grad.normal_()
     if unscale_before:
@@ -242,5 +244,3 @@ def test_no_scale_of_its_own(mode):
         optimizer.loss_scale_tensor()
     with pytest.raises(UsageError, match="no scale of its own"):
         optimizer.set_loss_scale(2.0)
-
-

@@ -7,8 +7,9 @@ import warnings
 import pytest
 import torch
 from adam_cases import Adam64, mode, set_gradient, step_with  # noqa: F401
+
+from stepgraph import UsageError
 from stepgraph.live_group import LiveGroup, StateMap
-from stepgraph._core import UsageError
 
 
 def close(p, value):
@@ -45,9 +46,7 @@ def test_values_reach_the_next_step(mode, key, way):
             elif way == "tensor":
                 value = later
                 group[key] = (
-                    tuple(torch.tensor(b) for b in value)
-                    if key == "betas"
-                    else torch.tensor(value)
+                    tuple(torch.tensor(b) for b in value) if key == "betas" else torch.tensor(value)
                 )
             elif isinstance(group[key], torch.Tensor) and group[key].is_cuda:
                 group[key].fill_(later)

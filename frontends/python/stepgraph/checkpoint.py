@@ -256,9 +256,9 @@ def _load_state(
 ) -> None:
     engine = optimizer.engine
     view = engine.view_of(label, parameter)
-    live = optimizer.state[parameter] if saved else optimizer.state.get(parameter)
-    if not live and not saved:
+    if not saved and not optimizer.state.get(parameter):
         return
+    live = optimizer.state[parameter]
     amsgrad = bool(group.stored("amsgrad", optimizer.amsgrad))
     for name in engine.states.formats.dtypes(view, amsgrad):
         if name == "master_param" and is_own_master(view):

@@ -33,7 +33,7 @@ _MOMENT_DTYPES = (
 # Hooks for the steps of all optimizers, and whether a profiler looks on.
 _global_pre_hooks = getattr(_torch_optimizer, "_global_optimizer_pre_hooks", {})
 _global_post_hooks = getattr(_torch_optimizer, "_global_optimizer_post_hooks", {})
-_profiling: Callable[[], bool] = torch.autograd._profiler_enabled
+_profiling: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
 
 class FusedAdam(Optimizer):
@@ -153,9 +153,7 @@ class FusedAdam(Optimizer):
             master=master_weight_dtype,
             master_weights=master_weights,
             store_param_remainders=(
-                store_param_remainders
-                and master_weights
-                and master_weight_dtype is torch.float32
+                store_param_remainders and master_weights and master_weight_dtype is torch.float32
             ),
         )
         if set_grad_none is not None:
@@ -295,9 +293,7 @@ class FusedAdam(Optimizer):
 
     # Steps.
 
-    def step(  # type: ignore[override]
-        self, closure: Callable[[], Any] | None = None, grad_scaler: Any = None
-    ) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, grad_scaler: Any = None) -> Any:
         """One step on the current stream. Returns what `closure` returns, which is called first,
         with gradients enabled.
 
@@ -416,7 +412,7 @@ class FusedAdam(Optimizer):
 
     # Checkpoints.
 
-    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+    def state_dict(self) -> dict[str, Any]:
         """The state as torch lays it out, in float32 (remainders in int16), with `step` an int and
         `lr` a float in every group, and what belongs to the whole step under "stepgraph". Live
         float32 tensors are not copied. Schedules are not part of it. Waits for the steps made."""
@@ -434,7 +430,7 @@ class FusedAdam(Optimizer):
         adam_w_mode). Masters have no place there."""
         return checkpoint.save_for_torch(self)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what state_dict of this class, of torch.optim.Adam or AdamW, or of Transformer
         Engine's FusedAdam gave. Tensors that exist are written in place, so a captured step goes on
         from there. States that the checkpoint lacks start afresh. Options of the whole step and

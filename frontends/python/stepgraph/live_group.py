@@ -150,11 +150,11 @@ class LiveGroup(dict[str, Any]):
         """What is stored, without bringing "step" up to date."""
         return super().get(key, default)
 
-    def update(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+    def update(self, *args: Any, **kwargs: Any) -> None:
         for key, value in dict(*args, **kwargs).items():
             self[key] = value
 
-    def __ior__(self, other: Any) -> LiveGroup:  # type: ignore[override,misc]
+    def __ior__(self, other: Any) -> LiveGroup:
         self.update(other)
         return self
 
@@ -215,7 +215,7 @@ class ParameterState(dict[str, Any]):
         super().__delitem__(key)
         self.changes.pending = True
 
-    def update(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+    def update(self, *args: Any, **kwargs: Any) -> None:
         super().update(*args, **kwargs)
         self.changes.pending = True
 
@@ -271,11 +271,11 @@ class StateMap(defaultdict[Any, Any]):
         super().__delitem__(key)
         self.changes.pending = True
 
-    def update(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+    def update(self, *args: Any, **kwargs: Any) -> None:
         super().update(*args, **kwargs)
         self.changes.pending = True
 
-    def __ior__(self, other: Any) -> StateMap:  # type: ignore[override,misc]
+    def __ior__(self, other: Any) -> StateMap:
         self.update(other)
         return self
 

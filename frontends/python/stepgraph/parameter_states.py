@@ -241,9 +241,7 @@ class ParameterStates:
             return local.data_ptr() == view.local.data_ptr()
         if view.distributed and local is stored:
             return False
-        like_parameter = (
-            local.is_contiguous() if view.quantized else same_layout(local, view.local)
-        )
+        like_parameter = local.is_contiguous() if view.quantized else same_layout(local, view.local)
         return like_parameter and (scales is not None) == is_block_scaled(dtype)
 
     def _convert(
@@ -302,8 +300,9 @@ class ParameterStates:
         if scales is not None:
             bound.tensors.append(scales)
 
-    def unscaled(self, parameter: torch.Tensor, state: Mapping[str, Any], name: str, label: str
-                 ) -> torch.Tensor:
+    def unscaled(
+        self, parameter: torch.Tensor, state: Mapping[str, Any], name: str, label: str
+    ) -> torch.Tensor:
         """A state in float32: see FusedAdam.get_unscaled_state."""
         if name not in state:
             raise UsageError(

@@ -68,9 +68,7 @@ def _encode_slice(
         roots = padded.clamp(min=_SMALLEST_SQUARE).sqrt_()
         padded = torch.where(padded > 0, roots, torch.zeros_like(padded))
     blocks = padded.view(-1, BLOCK)
-    top_exponent, top_mantissa, smallest, largest = (
-        _F16 if stored.dtype is torch.float16 else _E4M3
-    )
+    top_exponent, top_mantissa, smallest, largest = _F16 if stored.dtype is torch.float16 else _E4M3
 
     # A NaN does not count towards the largest magnitude.
     magnitudes = blocks.abs()
@@ -117,9 +115,7 @@ def join_remainder(parameter: torch.Tensor, remainder: torch.Tensor) -> torch.Te
     return master
 
 
-def split_master(
-    master: torch.Tensor, parameter: torch.Tensor, remainder: torch.Tensor
-) -> None:
+def split_master(master: torch.Tensor, parameter: torch.Tensor, remainder: torch.Tensor) -> None:
     """Stores a float32 master as bfloat16 `parameter` and int16 `remainder`, in place: the inverse
     of `join_remainder`, for every bit pattern."""
     bits = flat_memory(master).view(torch.int32)

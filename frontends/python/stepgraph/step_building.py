@@ -153,9 +153,9 @@ class StepBuilding(StepProgress):
         if self.runner is not None and self.parameters and index != self.index and groups:
             if any(group.stored("params") for group in groups):
                 first = self.label_of(next(g for g in groups if g.stored("params")), 0)
-                device = "cpu" if index < 0 else f"cuda:{index}"
+                place = "cpu" if index < 0 else f"cuda:{index}"
                 raise UsageError(
-                    f"{first}: the parameter moved to {device} after a step on {self.device()}; "
+                    f"{first}: the parameter moved to {place} after a step on {self.device()}; "
                     "load a checkpoint of this optimizer into a new one instead"
                 )
             index = self.index
@@ -265,9 +265,7 @@ class StepBuilding(StepProgress):
             for i, parameter in enumerate(group.stored("params")):
                 label = self.label_of(group, i)
                 if not isinstance(parameter, torch.Tensor):
-                    raise UsageError(
-                        f"{label}: is a {type(parameter).__name__}, expected a tensor"
-                    )
+                    raise UsageError(f"{label}: is a {type(parameter).__name__}, expected a tensor")
                 if id(parameter) in views:
                     raise UsageError(
                         f"{label}: the parameter is also {views[id(parameter)][0]}, expected it once"

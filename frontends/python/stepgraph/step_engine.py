@@ -123,9 +123,7 @@ class StepEngine(StepBuilding):
         if self._bumped:
             torch._C._increment_version(self._bumped)
         if self.options.writes_gradients:
-            gradients = [
-                each.current_gradient() for each in self.parameters if each.tensor_id >= 0
-            ]
+            gradients = [each.current_gradient() for each in self.parameters if each.tensor_id >= 0]
             torch._C._increment_version([g for g in gradients if g is not None])
         for each in self._after_step:
             _follow_values(each)
@@ -162,9 +160,7 @@ class StepEngine(StepBuilding):
                 if self.runner is None
                 else "groups, parameters, states or options changed since the step was built"
             )
-            raise UsageError(
-                f"step: {what}; call prepare() or step once before the capture"
-            )
+            raise UsageError(f"step: {what}; call prepare() or step once before the capture")
 
     def _remember(self) -> None:
         """What the next steps compare with."""
@@ -320,7 +316,8 @@ class StepEngine(StepBuilding):
     def set_norm_option(self, key: str, value: float) -> None:
         """`max_norm` or `skip_above_norm`."""
         core_key = {"max_norm": "max_grad_norm"}.get(key, key)
-        StepBuilder().set_options(**{core_key: value})
+        option: dict[str, Any] = {core_key: value}
+        StepBuilder().set_options(**option)
         if self.runner is not None and self.measures:
             getattr(self.runner.executor, f"set_{core_key}")(value)
             self.pending = True
@@ -376,7 +373,7 @@ class StepEngine(StepBuilding):
         """Why replays of a captured step would be wrong, or None."""
         if self.runner is None:
             return None
-        reason = self.runner.executor.recapture_required()
+        reason: str | None = self.runner.executor.recapture_required()
         if reason is None and self.captured:
             for i in self._watch.changed():
                 return f"{self.parameters[self._watched_ids[i]].label}: moved to other memory"
@@ -429,4 +426,3 @@ def _follow_values(each: BoundParameter) -> None:
         parameter._transpose_invalid = True
     elif hasattr(parameter, "_reset_caches"):
         parameter._reset_caches()
-

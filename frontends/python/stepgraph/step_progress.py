@@ -102,7 +102,7 @@ class StepProgress(ValueSending):
         for group in groups:
             index = self.index_of(group)
             known = self.runner is not None and index is not None
-            of_group = status.groups[index] if known else GroupStatus()
+            of_group = status.groups[index or 0] if known else GroupStatus()
             of_group.step = group.stored("step", 0)
             of_groups.append(of_group)
         status.groups = of_groups

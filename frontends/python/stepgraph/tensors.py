@@ -70,9 +70,9 @@ def device_index(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def operand(tensor: torch.Tensor, format: str, scales: torch.Tensor | None = None) -> tuple[
-    int, str, int
-]:
+def operand(
+    tensor: torch.Tensor, format: str, scales: torch.Tensor | None = None
+) -> tuple[int, str, int]:
     """Address, format and address of the block scales."""
     return (tensor.data_ptr(), format, 0 if scales is None else scales.data_ptr())
 
@@ -91,22 +91,26 @@ def is_dtensor(tensor: Any) -> bool:
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """The local shard of a DTensor, or the tensor."""
-    return tensor._local_tensor if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+    if not is_dtensor(tensor):
+        return tensor
+    local: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]
+    return local
 
 
 def wrap_like(local: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """A DTensor of the parameter's mesh, placement and shape around `local`, if it is one."""
-    kind = dtensor_type()
-    if kind is None or not isinstance(parameter, kind):
+    if not is_dtensor(parameter):
         return local
-    return kind.from_local(  # type: ignore[attr-defined]
+    like: Any = parameter
+    wrapped: torch.Tensor = type(like).from_local(
         local,
-        device_mesh=parameter.device_mesh,
-        placements=parameter.placements,
+        device_mesh=like.device_mesh,
+        placements=like.placements,
         run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
+        shape=like.shape,
+        stride=like.stride(),
     )
+    return wrapped
 
 
 def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -137,9 +141,7 @@ def check_dense(name: str, operand_name: str, tensor: torch.Tensor) -> None:
             f"{name}: the {operand_name} is sparse (layout {tensor.layout}), expected a dense one"
         )
     if tensor.device.type not in ("cpu", "cuda"):
-        raise UsageError(
-            f"{name}: the {operand_name} is on {tensor.device}, expected cpu or cuda"
-        )
+        raise UsageError(f"{name}: the {operand_name} is on {tensor.device}, expected cpu or cuda")
     if not is_dense(tensor):
         raise UsageError(
             f"{name}: the {operand_name} is not contiguous (sizes {tuple(tensor.shape)}, strides "
