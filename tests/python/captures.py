@@ -11,7 +11,15 @@ import pytest
 import torch
 from adam_cases import StepMode
 
-from stepgraph import _core, runners, step_building, step_engine, step_progress, value_sending
+from stepgraph import (
+    _core,
+    runners,
+    step_building,
+    step_changes,
+    step_engine,
+    step_progress,
+    value_sending,
+)
 from stepgraph._core import UpdateError
 
 CHEAP = ("nothing", "scalar_write", "table_write")
@@ -85,7 +93,7 @@ class HostCapture:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.active: HostGraph | None = None
-        for module in (runners, step_engine, step_progress, value_sending):
+        for module in (runners, step_changes, step_engine, step_progress, value_sending):
             monkeypatch.setattr(module, "is_capturing", lambda index: self.active is not None)
         monkeypatch.setattr(runners, "_raw_stream", lambda index: 0)
         monkeypatch.setattr(runners, "current_stream", lambda index: 0)

@@ -275,6 +275,15 @@ def test_states_that_are_replaced_after_the_capture(captures):
     assert fresh.item() == pytest.approx(0.55)
 
 
+def test_memory_that_moves_with_a_state_is_refused_too(captures):
+    p, optimizer = one_parameter(captures)
+    captured_step(captures, optimizer)
+    optimizer.state[p]["exp_avg"] = torch.full((1,), 0.5, device=captures.device)
+    p.grad = p.grad.clone()
+    with pytest.raises(UsageError, match="group 0 parameter 0: the gradient moved"):
+        optimizer.step()
+
+
 def test_eager_steps_and_replays_share_counters(captures):
     p, optimizer = one_parameter(captures)
     graph = captured_step(captures, optimizer)

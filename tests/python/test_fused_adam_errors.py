@@ -156,18 +156,6 @@ def test_parameters_on_two_devices():
         optimizer.step()
 
 
-def test_importing_does_not_start_cuda():
-    code = (
-        "import torch, stepgraph.fused_adam\n"
-        "p = torch.ones(1, requires_grad=True)\n"
-        "p.grad = torch.ones(1)\n"
-        "o = stepgraph.fused_adam.FusedAdam([p], capturable=True)\n"
-        "o.step()\n"
-        "assert not torch.cuda.is_initialized()\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-
-
 @pytest.mark.parametrize(
     "ending", ["", "raise RuntimeError('as it happens')", "optimizer.release()"]
 )
@@ -179,6 +167,7 @@ def test_the_process_ends(mode, ending):
         "p.grad = torch.ones_like(p)\n"
         f"optimizer = FusedAdam([p], **{mode.options!r})\n"
         "for _ in range(3): optimizer.step()\n"
+        f"assert {mode.device.type == 'cuda'} or not torch.cuda.is_initialized()\n"
         f"{ending}\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], timeout=120, capture_output=True)

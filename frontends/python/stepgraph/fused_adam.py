@@ -14,11 +14,12 @@ from . import checkpoint
 from ._core import LossScaling, Schedule, UsageError
 from .grad_scaler import inputs_of
 from .group_values import check_value
-from .live_group import VALUES, LiveGroup, StateMap
+from .live_group import VALUES, StateMap
 from .parameter_states import ParameterStates, StateFormats
+from .state_access import StateAccess
+from .step_controls import StepControls
 from .step_engine import StepEngine
 from .step_options import StepOptions
-from .step_progress import Records
 from .tensors import Fp8Scaling
 
 _MASTER_DTYPES = (torch.float32, torch.float16)
@@ -36,7 +37,7 @@ _global_post_hooks = getattr(_torch_optimizer, "_global_optimizer_post_hooks", {
 _profiling: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
 
-class FusedAdam(Optimizer):
+class FusedAdam(StepControls, StateAccess, Optimizer):
     """Adam with the contract of Transformer Engine's `FusedAdam`, and of `torch.optim.AdamW`.
 
     The whole step is one or two kernels, whatever the number of parameters and groups. Parameters
@@ -249,48 +250,6 @@ class FusedAdam(Optimizer):
         """Whether masters of bfloat16 parameters are stored as remainders."""
         return self._formats.store_param_remainders
 
-    @property
-    def _scales(self) -> dict[Any, dict[str, torch.Tensor]]:
-        """Block scales of narrow states, by parameter and name: one byte for 128 elements."""
-        return self.engine.states.scales
-
-    def set_fp8_scaling(
-        self,
-        parameter: torch.Tensor,
-        scale: torch.Tensor,
-        amax: torch.Tensor,
-        scale_inv: torch.Tensor,
-        format: str = "e4m3",
-    ) -> None:
-        """Makes a uint8 or torch.float8 parameter an FP8 weight with delayed scaling.
-
-        `scale`, `amax` and `scale_inv` are float32 tensors of one element on its device. A step
-        stores value * `scale` in the parameter, raises `amax` to the largest magnitude and sets
-        `scale_inv` to 1 / `scale`; whoever owns the recipe changes `scale` and resets `amax`, in
-        place. `format`: e4m3 or e5m2. Gradients of such parameters come from `decoupled_grad`
-        where autograd cannot hold them. Float8Tensors of Transformer Engine need no call.
-        """
-        scaling = Fp8Scaling(scale, amax, scale_inv, format)
-        label = self._label_of(parameter)
-        before = self.engine.fp8_scaling.get(parameter)
-        self.engine.fp8_scaling[parameter] = scaling
-        try:
-            self.engine.view_of(label, parameter)
-        except UsageError:
-            if before is None:
-                del self.engine.fp8_scaling[parameter]
-            else:
-                self.engine.fp8_scaling[parameter] = before
-            raise
-        self.engine.force_build = self.engine.structure_changed = True
-
-    def _label_of(self, parameter: torch.Tensor) -> str:
-        for group in self.engine.adopt_groups(self):
-            for i, known in enumerate(group.stored("params")):
-                if known is parameter:
-                    return self.engine.label_of(group, i)
-        raise UsageError("the tensor is no parameter of this optimizer")
-
     # Steps.
 
     def step(self, closure: Callable[[], Any] | None = None, grad_scaler: Any = None) -> Any:
@@ -373,43 +332,6 @@ class FusedAdam(Optimizer):
         have not come at the first step take no part in it."""
         self.engine.prepare(self)
 
-    # States.
-
-    def initialize_state(
-        self, param: torch.Tensor, store_param_remainders: bool | None = None
-    ) -> None:
-        """Creates the states of a parameter as they are before the first step, replacing those
-        that exist. The formats are the constructor's: `store_param_remainders` is accepted because
-        Transformer Engine's callers pass it, and not looked at."""
-        label = self._label_of(param)
-        view = self.engine.view_of(label, param)
-        state = self.state[param]
-        with torch.no_grad():
-            for name, dtype in self._formats.dtypes(view, self.amsgrad).items():
-                self.engine.states.initialize(param, view, state, name, dtype)
-        self.engine.changes.pending = True
-
-    def get_unscaled_state(self, param: torch.Tensor, state_name: str) -> torch.Tensor:
-        """A state in float32: the live tensor if it is stored so, else a new one. Remainders stay
-        int16. Does not wait."""
-        with torch.no_grad():
-            return self.engine.states.unscaled(
-                param, self.state[param], state_name, self._label_of(param)
-            )
-
-    def set_scaled_state(
-        self, param: torch.Tensor, state_name: str, unscaled_state: torch.Tensor
-    ) -> None:
-        """Writes float32 values into a state in place, whatever its format, and creates it if it
-        does not exist. A float32 master of a parameter with remainders sets both; int16 sets the
-        remainder. Does not wait."""
-        label = self._label_of(param)
-        view = self.engine.view_of(label, param)
-        with torch.no_grad():
-            self.engine.states.store(
-                param, view, self.state[param], state_name, unscaled_state, self.amsgrad, label
-            )
-
     # Checkpoints.
 
     def state_dict(self) -> dict[str, Any]:
@@ -487,85 +409,6 @@ class FusedAdam(Optimizer):
             self.engine.fp8_scaling[parameter] = Fp8Scaling(scale, amax, scale_inv, format)
         groups = self.engine.adopt_groups(self)
         checkpoint.load_progress(self, groups, ours["progress"])
-
-    # The whole step.
-
-    def clip_grad_norm(self, max_norm: float) -> None:
-        """Clips the global norm of the gradient to `max_norm` from the next step on; 0: no
-        clipping."""
-        self.engine.set_norm_option("max_norm", float(max_norm))
-
-    def skip_above_norm(self, norm: float) -> None:
-        """Skips steps whose gradient has a larger norm from the next step on; 0: none."""
-        self.engine.set_norm_option("skip_above_norm", float(norm))
-
-    def set_loss_scale(self, scale: float) -> None:
-        """The loss scale of the next step; its counters stay."""
-        self.engine.set_loss_scale(float(scale))
-
-    def loss_scale_tensor(self) -> torch.Tensor:
-        """The scale that the next step expects in the gradients, as a new 0-dimensional float32
-        tensor, copied in the order of the current stream: multiply the loss by it. Call it at every
-        iteration, inside the capture too."""
-        return self.engine.loss_scale_tensor()
-
-    def resume_schedule(self, group: int) -> None:
-        """Gives the learning rate of a group, which was set by hand, back to its schedule."""
-        self.engine.resume_schedule(self._group(group), decay=False)
-
-    def resume_weight_decay_schedule(self, group: int) -> None:
-        """The same for its weight decay."""
-        self.engine.resume_schedule(self._group(group), decay=True)
-
-    def _group(self, number: int) -> LiveGroup:
-        groups = self.engine.adopt_groups(self)
-        if not 0 <= number < len(groups):
-            raise UsageError(f"group {number} does not exist, the optimizer has {len(groups)}")
-        return groups[number]
-
-    def status(self) -> Any:
-        """Where the step stands (StepStatus); waits for the steps made so far."""
-        return self.engine.status(self.engine.adopt_groups(self))
-
-    def records(self) -> Records:
-        """The records of the steps that have finished since the last call; waits for nothing.
-        Empty without FusedAdam(records=...)."""
-        return self.engine.records()
-
-    def deliver(self) -> None:
-        """Delivers values that were set, and memory that moved before a capture, in the order of
-        the current stream. Assignments to groups do so by themselves once a step was captured."""
-        self.engine.deliver(self)
-
-    def abandon_captured_steps(self) -> None:
-        """Says that the caller's graphs with captured steps will not be replayed any more, so that
-        gradients may move again."""
-        self.engine.abandon_captured_steps()
-
-    def recapture_required(self) -> str | None:
-        """Why replays of a captured step would be wrong, or None."""
-        return self.engine.recapture_required()
-
-    def release(self) -> None:
-        """Waits for the steps made so far and frees graph and device memory of the step; captured
-        steps must not be replayed any more. A later step builds anew and goes on where this one
-        stood."""
-        self.engine.release()
-
-    @property
-    def captures(self) -> int:
-        """How often the step was built or built anew."""
-        return self.engine.captures
-
-    @property
-    def rebinds(self) -> int:
-        """How many operands were re-bound without building anew."""
-        return self.engine.rebinds
-
-    @property
-    def last_update(self) -> Any:
-        """What the latest change of the plan did and why (UpdateReport), or None."""
-        return self.engine.last_update
 
 
 def _run_step(self: FusedAdam, closure: Any = None, grad_scaler: Any = None) -> Any:

@@ -49,8 +49,8 @@ class GroupObserver(Protocol):
 class LiveGroup(dict[str, Any]):
     """A parameter group, as a dictionary like torch's.
 
-    * Assignments of `lr`, `weight_decay`, `betas` and `eps` reach the next step, and once a step was
-      captured by the caller also replays enqueued later on the current stream.
+    * Assignments of `lr`, `weight_decay`, `betas` and `eps` reach the next step, and once a step
+      was captured by the caller also replays enqueued later on the current stream.
     * Where `lr` is a tensor that a captured step reads, assignments fill it; it stays the same
       object. `initial_lr` never shares memory with it.
     * `step` is an int; reading it waits for the steps launched so far, if any was since the last
@@ -93,7 +93,9 @@ class LiveGroup(dict[str, Any]):
         return super().__getitem__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self else default
+        if key not in self:
+            return default
+        return self[key]
 
     def __iter__(self) -> Iterator[str]:
         # Defined so that dict(group) and {**group} read through __getitem__.
@@ -154,7 +156,7 @@ class LiveGroup(dict[str, Any]):
         for key, value in dict(*args, **kwargs).items():
             self[key] = value
 
-    def __ior__(self, other: Any) -> LiveGroup:
+    def __ior__(self, other: Any) -> LiveGroup:  # type: ignore[override]
         self.update(other)
         return self
 
@@ -275,7 +277,7 @@ class StateMap(defaultdict[Any, Any]):
         super().update(*args, **kwargs)
         self.changes.pending = True
 
-    def __ior__(self, other: Any) -> StateMap:
+    def __ior__(self, other: Any) -> StateMap:  # type: ignore[misc]
         self.update(other)
         return self
 

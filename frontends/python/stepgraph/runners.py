@@ -1,4 +1,4 @@
-"""The three executors behind one interface, with torch's current stream and captures around them."""
+"""The three executors behind one interface, with torch's current stream and captures."""
 
 from __future__ import annotations
 

@@ -17,20 +17,18 @@ from .bound_step import (
     operands_of,
     shape_of,
 )
-from .group_values import check_step, check_value, values_of
-from .live_group import VALUES, LiveGroup, ParameterState, StateMap
+from .group_values import values_of
+from .live_group import LiveGroup, ParameterState, StateMap
 from .runners import make_runner
-from .step_progress import StepProgress
+from .scaler_inputs import ScalerInputs
 from .tensors import (
     ParameterView,
     check_gradient,
     device_index,
-    local_of,
-    view_parameter,
 )
 
 
-class StepBuilding(StepProgress):
+class StepBuilding(ScalerInputs):
     """Builds the step anew, or takes the executor to another plan."""
 
     force_build = False
@@ -39,74 +37,6 @@ class StepBuilding(StepProgress):
     """The plan reads the gradients before it updates."""
     expects_gradients = False
     """The plan holds gradients that do not exist yet."""
-
-    # Groups.
-
-    def adopt_groups(self, optimizer: Any) -> list[LiveGroup]:
-        """The groups as LiveGroups of this engine; plain dictionaries are replaced by such in the
-        optimizer's list. A dictionary that takes the place of a known group goes on as it."""
-        groups = optimizer.param_groups
-        mine = [isinstance(g, LiveGroup) and g.observer() is self for g in groups]
-        if all(mine):
-            for group in groups:
-                self._name(group, groups)
-            return list(groups)
-        if self.runner is not None and self.steps_stale:
-            self.refresh_steps()
-        present = {id(group) for group, is_mine in zip(groups, mine) if is_mine}
-        gone = [bound.group for bound in self.groups if id(bound.group) not in present]
-        for i, group in enumerate(groups):
-            if mine[i]:
-                continue
-            before = self._predecessor(group, i, gone)
-            if before is not None:
-                gone.remove(before)
-            groups[i] = self._live_group(group, before)
-        for group in groups:
-            self._name(group, groups)
-        return list(groups)
-
-    def _predecessor(self, group: Any, i: int, gone: list[LiveGroup]) -> LiveGroup | None:
-        params = group["params"]
-        for before in gone:
-            known = before.stored("params")
-            if known is params or (known and params and known[0] is params[0]):
-                return before
-        if i < len(self.groups) and len(gone) == len(self.groups):
-            return next((before for before in gone if before is self.groups[i].group), None)
-        return None
-
-    def _live_group(self, content: Any, before: LiveGroup | None) -> LiveGroup:
-        if not isinstance(content, dict):
-            raise UsageError(
-                f"param_groups holds a {type(content).__name__}, expected dictionaries"
-            )
-        group = LiveGroup(dict(content), self)
-        for key in VALUES & group.keys():
-            check_value("a parameter group", key, group.stored(key))
-        if "step" in group:
-            group.store("step", check_step("a parameter group", group.stored("step")))
-        if before is not None:
-            group.name = before.name
-            if "step" in before:
-                group.setdefault("step", before.stored("step"))
-            lr = group.stored("lr")
-            if before.lr_input is not None and self._keeps_tensor(before.lr_input):
-                # Captured steps read that tensor.
-                group.lr_input = before.lr_input
-                group.store("lr", before.lr_input)
-                if lr is not before.lr_input:
-                    group["lr"] = lr
-        return group
-
-    def _name(self, group: LiveGroup, groups: Sequence[LiveGroup]) -> None:
-        if group.name:
-            return
-        taken = {other.name for other in groups} | {bound.group.name for bound in self.groups}
-        number = next(i for i, other in enumerate(groups) if other is group)
-        while f"group {number}" in taken:
-            number += 1
-        group.name = f"group {number}"
 
     # What differs.
 
@@ -128,22 +58,6 @@ class StepBuilding(StepProgress):
             if any(next(parameters, _no_parameter).parameter is not p for p in params):
                 return True
         return next(parameters, None) is not None
-
-    def device_index_of(self, groups: Sequence[LiveGroup]) -> int:
-        """Where the first parameter is; the host without any."""
-        for group in groups:
-            for parameter in group.stored("params"):
-                return device_index(local_of(parameter).device)
-        return -1
-
-    def view_of(self, label: str, parameter: torch.Tensor) -> ParameterView:
-        """How the step sees a parameter."""
-        return view_parameter(label, parameter, self.fp8_scaling.get(parameter))
-
-    def label_of(self, group: LiveGroup, i: int) -> str:
-        """The user's name for a parameter, or where it is."""
-        names = group.stored("param_names")
-        return names[i] if names and i < len(names) else f"{group.name} parameter {i}"
 
     # Building.
 
@@ -170,7 +84,7 @@ class StepBuilding(StepProgress):
         parameters = []
         expects = False
         for g, group in enumerate(groups):
-            for i, parameter in enumerate(group.stored("params")):
+            for parameter in group.stored("params"):
                 label, view = views[id(parameter)]
                 each = self._bind_parameter(
                     label, parameter, view, g, bound_groups[g].shape, state_map
@@ -180,8 +94,10 @@ class StepBuilding(StepProgress):
                     keep_alive.append(each.gradient)
                     expects = True
                 parameters.append(each)
+        if self.captured:
+            self._check_in_place(parameters)
         self._check_local_options(parameters)
-        self._make_inputs(device)
+        self.make_inputs(device)
         plan = build_plan(
             bound_groups,
             parameters,
@@ -268,7 +184,8 @@ class StepBuilding(StepProgress):
                     raise UsageError(f"{label}: is a {type(parameter).__name__}, expected a tensor")
                 if id(parameter) in views:
                     raise UsageError(
-                        f"{label}: the parameter is also {views[id(parameter)][0]}, expected it once"
+                        f"{label}: the parameter is also {views[id(parameter)][0]}, expected it "
+                        "once"
                     )
                 view = self.view_of(label, parameter)
                 if device_index(view.local.device) != device_index(device):
@@ -331,6 +248,27 @@ class StepBuilding(StepProgress):
             parameter_address=0 if view.quantized else view.local.data_ptr(),
         )
 
+    def _check_in_place(self, parameters: Sequence[BoundParameter]) -> None:
+        """Refuses what captured replays would not follow; what is new needs another plan anyway."""
+        known = {id(each.parameter): each for each in self.parameters if each.tensor_id >= 0}
+        for each in parameters:
+            before = known.get(id(each.parameter))
+            if before is None:
+                continue
+            if each.parameter_address != before.parameter_address:
+                self.refuse_move(each.label, "parameter")
+            gradient = each.gradient
+            if gradient is not None and gradient.data_ptr() != before.gradient_address:
+                self.refuse_move(each.label, "gradient")
+
+    def refuse_move(self, label: str, operand: str) -> None:
+        """An operand of a captured step is elsewhere now."""
+        raise UsageError(
+            f"{label}: the {operand} moved to other memory after the step was captured; replays "
+            "would go on using the old one. Keep it in place (zero_grad(set_to_none=False)), or "
+            "call abandon_captured_steps() when the captured graphs are gone"
+        )
+
     def _check_local_options(self, parameters: Sequence[BoundParameter]) -> None:
         """Decisions that need the gradients of all ranks cannot be made here."""
         options = self.options
@@ -353,36 +291,6 @@ class StepBuilding(StepProgress):
                     "one shard; clip with torch.nn.utils.clip_grad_norm_, scale with a GradScaler"
                 )
 
-    # The values of a GradScaler.
-
-    def _make_inputs(self, device: torch.device) -> None:
-        """They lie in two scalars of the step's device."""
-        if self.options.owns_loss_scale:
-            return
-        if self.found_inf is None or self.found_inf.device != device:
-            self.found_inf = torch.zeros((), dtype=torch.float32, device=device)
-            self.grad_scale = torch.ones((), dtype=torch.float32, device=device)
-            self.inputs_neutral = True
-
-    def write_inputs(self, found_inf: Any, grad_scale: Any) -> None:
-        """Of this step, in the order of the current stream."""
-        if self.options.owns_loss_scale:
-            raise UsageError(
-                "step: a GradScaler and FusedAdam(..., loss_scale=...) are both given, expected one "
-                "of them"
-            )
-        assert self.found_inf is not None and self.grad_scale is not None
-        self.inputs_neutral = False
-        _write_scalar("found_inf", self.found_inf, found_inf)
-        _write_scalar("grad_scale", self.grad_scale, 1.0 if grad_scale is None else grad_scale)
-
-    def reset_inputs(self) -> None:
-        """No overflow and a scale of 1, in the order of the current stream."""
-        assert self.found_inf is not None and self.grad_scale is not None
-        self.found_inf.zero_()
-        self.grad_scale.fill_(1.0)
-        self.inputs_neutral = True
-
     def warn_of_rebuild(self, labels: str) -> None:
         """Once: rebuilding at every step is slow."""
         reasons = list(getattr(self.last_update, "reasons", ()))[:3]
@@ -393,15 +301,6 @@ class StepBuilding(StepProgress):
             f"What the update did: {'; '.join(reasons)}",
             stacklevel=2,
         )
-
-
-def _write_scalar(name: str, target: torch.Tensor, value: Any) -> None:
-    if not isinstance(value, torch.Tensor):
-        target.fill_(value)
-        return
-    if value.numel() != 1:
-        raise UsageError(f"{name} has {value.numel()} elements, expected one")
-    target.copy_(local_of(value).detach().reshape(()), non_blocking=True)
 
 
 class _NoParameter:

@@ -63,7 +63,7 @@ class ValueSending(EngineState):
             self.structure_changed = True
             return
         index = self.index_of(group)
-        if index is None or key not in VALUES and key != "step":
+        if index is None or (key not in VALUES and key != "step"):
             self.structure_changed = True
             return
         if key == "step":
