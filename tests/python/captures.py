@@ -26,36 +26,51 @@ CHEAP = ("nothing", "scalar_write", "table_write")
 
 
 class RecordingExecutor:
-    """A graph executor's interface over the host executor."""
+    """A graph executor's interface over the host executor. What is set waits for a delivery or for
+    a step outside captures; a replay delivers nothing."""
+
+    WAITING = ("set_", "resume_", "rebind", "load_state")
 
     def __init__(self, plan: Any, capture: HostCapture) -> None:
         self.host = _core.HostExecutor(plan)
-        self.plan_now = plan
         self.capture = capture
-        self.launches = {"enqueue": 0, "launch": 0, "beside": 0}
+        self.waiting: list[Any] = []
+        self.calls = {"enqueue": 0, "launch": 0, "deliver": 0, "beside": 0}
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.host, name)
+        value = getattr(self.host, name)
+        if not name.startswith(self.WAITING):
+            return value
+        return lambda *arguments: self.waiting.append(lambda: value(*arguments))
+
+    def _deliver_waiting(self) -> None:
+        for work in self.waiting:
+            work()
+        self.waiting.clear()
 
     def enqueue(self, stream: int) -> None:
-        self.launches["enqueue"] += 1
+        self.calls["enqueue"] += 1
         if self.capture.active is None:
+            self._deliver_waiting()
             self.host.launch()
         else:
             self.capture.active.recorded.append(self.host.launch)
 
     def launch(self, stream: int) -> None:
         assert self.capture.active is None
-        self.launches["launch"] += 1
+        self.calls["launch"] += 1
+        self._deliver_waiting()
         self.host.launch()
 
     def deliver(self, stream: int) -> None:
-        # The host executor delivers with its next launch, which no other delivery can precede.
         assert self.capture.active is None
+        self.calls["deliver"] += 1
+        self._deliver_waiting()
 
     def deliver_beside_capture(self) -> None:
         assert self.capture.active is not None
-        self.launches["beside"] += 1
+        self.calls["beside"] += 1
+        self._deliver_waiting()
 
     def status(self) -> Any:
         assert self.capture.active is None, "waits inside a capture"
@@ -63,12 +78,11 @@ class RecordingExecutor:
 
     def update(self, plan: Any, stream: int, ceiling: str = "instantiate") -> Any:
         assert self.capture.active is None
-        trial = _core.HostExecutor(self.plan_now).update(plan)
+        self._deliver_waiting()
+        trial = _core.HostExecutor(self.host.plan).update(plan)
         if ceiling == "table_write" and trial.path not in CHEAP:
             raise UpdateError(f"the update needs {trial.path}: {', '.join(trial.reasons)}")
-        report = self.host.update(plan)
-        self.plan_now = plan
-        return report
+        return self.host.update(plan)
 
 
 class RecordingRunner(runners.GraphRunner):

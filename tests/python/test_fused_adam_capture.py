@@ -197,6 +197,8 @@ def test_gradients_of_the_capture_are_bound_beside_it(captures):
         reference.step(p.grad)
     close(p, reference.value.numpy())
     assert optimizer.rebinds == 1
+    if captures.device.type == "cpu":
+        assert optimizer.engine.runner.executor.calls["beside"] == 1
 
 
 @pytest.mark.parametrize("what", ["gradient", "parameter"])

@@ -1,8 +1,10 @@
 """Groups, parameters, gradients and states that change between steps."""
 
 import copy
+import gc
 import pickle
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -388,6 +390,23 @@ def test_hooks_and_closures_work(mode):
     with torch.profiler.profile() as profile:
         optimizer.step()
     assert any(e.key == "Optimizer.step#FusedAdam.step" for e in profile.key_averages())
+
+
+def test_a_dropped_optimizer_is_gone_at_once(mode):
+    """Its device memory does not wait for the garbage collector."""
+    p = mode.parameter([1.0])
+    optimizer = mode.adam([p], lr=0.1)
+    step_with(optimizer, p, 1.0)
+    engine = weakref.ref(optimizer.engine)
+    group = optimizer.param_groups[0]
+    gc.disable()
+    try:
+        del optimizer
+        assert engine() is None
+    finally:
+        gc.enable()
+    group["lr"] = 0.5  # what is left is a dictionary
+    assert float(group["lr"]) == 0.5
 
 
 def test_release_and_go_on(mode):

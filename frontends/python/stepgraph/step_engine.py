@@ -29,6 +29,23 @@ def _release_all() -> None:
         engine.release_at_exit()
 
 
+def _bump_one_by_one(tensors: list[torch.Tensor]) -> None:
+    for tensor in tensors:
+        torch._C._increment_version(tensor)
+
+
+def _find_bump() -> Any:
+    """torch counts versions of a list at once, older ones tensor by tensor."""
+    try:
+        torch._C._increment_version([torch.empty(0)])
+    except TypeError:
+        return _bump_one_by_one
+    return torch._C._increment_version
+
+
+bump_versions = _find_bump()
+
+
 class StepEngine(StepChanges):
     """Runs the steps of one optimizer. Not thread-safe, as optimizers are."""
 
@@ -87,10 +104,10 @@ class StepEngine(StepChanges):
         """Autograd then notices a backward through values that the step has overwritten; caches of
         FP8 tensors and quantized parameters follow their new values."""
         if self._bumped:
-            torch._C._increment_version(self._bumped)
+            bump_versions(self._bumped)
         if self.options.writes_gradients:
             gradients = [each.current_gradient() for each in self.parameters if each.tensor_id >= 0]
-            torch._C._increment_version([g for g in gradients if g is not None])
+            bump_versions([g for g in gradients if g is not None])
         for each in self._after_step:
             _follow_values(each)
 

@@ -64,6 +64,9 @@ class _DeviceScalar:
 class StepProgress(ValueSending):
     """Reads and restores counters, steps of groups, loss scale and records."""
 
+    _scale_view: torch.Tensor | None = None
+    """The executor's own scale, while its memory is there."""
+
     def check_readable(self, what: str) -> None:
         """Refuses to wait for the device inside a capture."""
         if self.runner is not None and is_capturing(self.index):
@@ -249,5 +252,7 @@ class StepProgress(ValueSending):
         address = self.runner.executor.loss_scale_address()
         if self.index < 0:
             return torch.tensor(ctypes.c_float.from_address(address).value)
-        with torch.cuda.device(self.index):
-            return torch.as_tensor(_DeviceScalar(address), device=self.device()).clone()
+        if self._scale_view is None or self._scale_view.data_ptr() != address:
+            with torch.cuda.device(self.index):
+                self._scale_view = torch.as_tensor(_DeviceScalar(address), device=self.device())
+        return self._scale_view.clone()

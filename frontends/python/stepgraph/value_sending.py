@@ -176,6 +176,12 @@ class ValueSending(EngineState):
             bound = self.groups[index]
             now = fingerprint(bound.watched)
             if now != bound.fingerprint:
+                if is_capturing(self.index):
+                    raise UsageError(
+                        f"{bound.group.name}: a tensor of lr, weight_decay, betas or eps changed, "
+                        "and the capture of the current stream forbids to read it; call deliver() "
+                        "before the capture"
+                    )
                 bound.fingerprint = now
                 self.follow_sources(bound.group)
                 self.changed_groups.add(index)
