@@ -232,6 +232,19 @@ def test_states_that_a_checkpoint_lacks_start_afresh(mode):
     assert [t.data_ptr() for p in params for t in optimizer.state[p].values()] == addresses
 
 
+def test_amsgrad_from_a_checkpoint_without(mode):
+    """The largest second moment known is the second moment."""
+    p = mode.parameter([1.0])
+    optimizer = mode.adam([p], lr=0.1)
+    step_with(optimizer, p, 10.0)
+    q = mode.parameter([1.0])
+    other = mode.adam([q], lr=0.1, amsgrad=True)
+    other.load_state_dict(optimizer.state_dict())
+    assert other.state[q]["max_exp_avg_sq"].item() == pytest.approx(0.1)
+    step_with(other, q, 0.0)
+    assert other.state[q]["max_exp_avg_sq"].item() == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize(
     "change,message",
     [

@@ -267,12 +267,13 @@ def test_clipping_that_needs_another_plan_is_refused(captures):
     close(p, 0.8)
 
 
-def test_states_that_are_replaced_after_the_capture(captures):
+@pytest.mark.parametrize("way", ["deliver", "prepare"])
+def test_states_that_are_replaced_after_the_capture(captures, way):
     p, optimizer = one_parameter(captures)
     graph = captured_step(captures, optimizer)
     fresh = torch.full((1,), 0.5, device=captures.device)
     optimizer.state[p]["exp_avg"] = fresh
-    optimizer.deliver()
+    getattr(optimizer, way)()
     graph.replay()
     assert fresh.item() == pytest.approx(0.55)
 

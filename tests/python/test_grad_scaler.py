@@ -105,6 +105,19 @@ def test_anything_but_zero_skips(mode, found_inf, scale):
     assert p.item() == pytest.approx(0.9 if skipped else 0.8, abs=1e-6)
 
 
+def test_a_scale_is_that_of_one_step(mode):
+    p = mode.parameter([1.0])
+    optimizer = mode.adam([p], lr=0.1)
+    none = torch.zeros((), device=mode.device)
+    set_gradient(p, 4.0)
+    AttributeScaler(optimizer).step(none, torch.tensor(4.0, device=mode.device))
+    set_gradient(p, 1.0)
+    AttributeScaler(optimizer).step(none, None)
+    assert optimizer.state[p]["exp_avg"].item() == pytest.approx(0.19)
+    step_with(optimizer, p, 1.0)
+    assert optimizer.state[p]["exp_avg"].item() == pytest.approx(0.271)
+
+
 def test_an_overflow_in_the_middle(mode):
     """libreyolo#771: gradients 1, inf, 1."""
     p = mode.parameter([1.0])

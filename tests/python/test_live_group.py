@@ -269,6 +269,31 @@ def test_replaced_groups_go_on(mode):
     close(b, [0.96])
 
 
+def test_a_replaced_group_may_bring_its_step(mode):
+    p = mode.parameter([1.0])
+    optimizer = mode.adam([p], lr=0.1)
+    for _ in range(3):
+        step_with(optimizer, p, 1.0)
+    optimizer.param_groups[0] = {**optimizer.param_groups[0], "step": 0}
+    optimizer.state[p]["exp_avg"].zero_()
+    optimizer.state[p]["exp_avg_sq"].zero_()
+    step_with(optimizer, p, 1.0)
+    close(p, [0.6])
+    assert optimizer.param_groups[0]["step"] == 1
+    optimizer.param_groups[0] = {**optimizer.param_groups[0], "step": 41}
+    step_with(optimizer, p, 1.0)
+    assert optimizer.param_groups[0]["step"] == 42
+
+
+def test_initial_lr_does_not_alias(mode):
+    lr = torch.tensor(0.1, device=mode.device)
+    group = mode.adam([mode.parameter([1.0])], lr=lr).param_groups[0]
+    assert group["lr"] is lr
+    group["initial_lr"] = group["lr"]
+    lr.fill_(0.5)
+    assert float(group["initial_lr"]) == pytest.approx(0.1)
+
+
 def test_replaced_states_are_followed(mode):
     p = mode.parameter([1.0])
     optimizer = mode.adam([p], lr=0.1)

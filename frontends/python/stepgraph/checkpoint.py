@@ -239,11 +239,6 @@ def _load_values(group: LiveGroup, content: Mapping[str, Any]) -> None:
         if key in ("lr", "weight_decay") and isinstance(live, torch.Tensor):
             live.fill_(_plain(value))
             continue
-        schedule = {"lr": "schedule", "weight_decay": "weight_decay_schedule"}.get(key)
-        if schedule is not None and group.stored(schedule) is not None:
-            # Whether it holds over the schedule is known later.
-            group.store(key, _plain(value))
-            continue
         group[key] = tuple(value) if key == "betas" and isinstance(value, list) else value
 
 

@@ -130,19 +130,18 @@ class LiveGroup(dict[str, Any]):
     # Writing.
 
     def __setitem__(self, key: str, value: Any) -> None:
+        if key == "initial_lr" and isinstance(value, torch.Tensor):
+            value = value.detach().clone()
         observer = self.observer()
         if observer is None:
             super().__setitem__(key, value)
         elif key in VALUES or key == "step":
             super().__setitem__(key, observer.assigning(self, key, value))
             observer.assigned(self, key)
-        elif key in STRUCTURE:
-            super().__setitem__(key, value)
-            observer.assigned(self, key)
-        elif key == "initial_lr" and isinstance(value, torch.Tensor):
-            super().__setitem__(key, value.detach().clone())
         else:
             super().__setitem__(key, value)
+            if key in STRUCTURE:
+                observer.assigned(self, key)
 
     def store(self, key: str, value: Any) -> None:
         """Stores without telling anybody."""

@@ -153,9 +153,9 @@ class StepBuilding(ScalerInputs):
         self.states.forget_others({id(each.parameter) for each in parameters})
         for index, bound in enumerate(groups):
             bound.group.index = index
-            step = bound.group.stored("step")
-            if id(bound.group) not in before and step not in (None, bound.plan_step):
-                self.runner.executor.set_group_step(index, step)
+            if id(bound.group) not in before:
+                # Its name may be that of a group before, whose count the executor kept.
+                self.runner.executor.set_group_step(index, bound.group.stored("step", 0))
         self.changed_groups = set(range(len(groups)))
         self.send_values()
         self.watch_values()
