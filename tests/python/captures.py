@@ -14,6 +14,7 @@ from adam_cases import StepMode
 from stepgraph import (
     _core,
     runners,
+    scaler_inputs,
     step_building,
     step_changes,
     step_engine,
@@ -92,6 +93,9 @@ class RecordingRunner(runners.GraphRunner):
         self._to_warm_up = warmup
         self.executor = RecordingExecutor(plan, capture)
 
+    def rebind_gradients(self, watch: Any) -> Any:
+        return watch.rebind_gradients(self.executor.host)
+
 
 class HostGraph:
     def __init__(self) -> None:
@@ -107,7 +111,7 @@ class HostCapture:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.active: HostGraph | None = None
-        for module in (runners, step_changes, step_engine, step_progress, value_sending):
+        for module in (runners, scaler_inputs, step_changes, step_engine, step_progress, value_sending):
             monkeypatch.setattr(module, "is_capturing", lambda index: self.active is not None)
         monkeypatch.setattr(runners, "_raw_stream", lambda index: 0)
         monkeypatch.setattr(runners, "current_stream", lambda index: 0)

@@ -539,7 +539,7 @@ def test_eager_replayed_and_captured_give_the_same_bits(master, moments, gradien
             capturable=way in ("replay", "captured"),
             **options,
         )
-        p.decoupled_grad = gradients[0].to(p.device, gradient)
+        p.decoupled_grad = gradients[0].to(p.device, gradient, copy=True)
         optimizer.step()
         graph = None
         for g in gradients[1:]:

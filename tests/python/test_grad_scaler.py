@@ -55,8 +55,35 @@ def test_unscaled_once(mode, unscale_before, protocol):
     scaler.update()
     assert p.item() == pytest.approx(0.900001, abs=1e-6)
     assert scaler.get_scale() == 65536.0
-    # TE writes unscaled gradients back.
-    assert p.grad.item() == pytest.approx(1e-3 if unscale_before else 65.536)
+    # As torch's optimizers, whatever was asked of the scaler before.
+    assert p.grad.item() == pytest.approx(1e-3)
+
+
+def test_gradients_stay_scaled_when_asked(mode):
+    p = mode.parameter([1.0])
+    optimizer = mode.adam([p], lr=0.1, unscale_gradients=False)
+    scaler = scaler_on(mode)
+    start(scaler, mode)
+    set_gradient(p, 65536 * 1e-3)
+    scaler.step(optimizer)
+    assert p.item() == pytest.approx(0.900001, abs=1e-6)
+    assert p.grad.item() == pytest.approx(65.536)
+
+
+def test_the_first_scaler_after_steps_without(mode):
+    p = mode.parameter([1.0])
+    optimizer = mode.adam([p], lr=0.1)
+    set_gradient(p, 2.0)
+    optimizer.step()
+    assert p.grad.item() == 2.0
+    scaler = scaler_on(mode, 4.0)
+    start(scaler, mode)
+    set_gradient(p, 8.0)
+    scaler.step(optimizer)
+    scaler.update()
+    assert p.grad.item() == 2.0
+    assert optimizer.state[p]["exp_avg"].item() == pytest.approx(0.38)
+    assert optimizer.param_groups[0]["step"] == 2
 
 
 @pytest.mark.parametrize("unscale_before", [False, True])

@@ -1,3 +1,4 @@
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -53,10 +54,10 @@ class tensor_watch {
     return indices;
   }
 
-  /// Gradients in other memory that are otherwise as noted are re-bound and noted; the indices of
-  /// all other changes. Every backward makes new gradients where the old ones were dropped, so this
-  /// is every step of such a training.
-  nb::list rebind_gradients(executor_binding& executor) {
+  /// Gradients in other memory that are otherwise as noted are re-bound and noted: how many, and
+  /// the indices of all other changes. Every backward makes new gradients where the old ones were
+  /// dropped, so this is every step of such a training.
+  std::pair<std::size_t, nb::list> rebind_gradients(executor_binding& executor) {
     nb::list indices;
     std::vector<binding> bindings;
     std::vector<std::pair<std::size_t, tensor_place>> moved;
@@ -73,10 +74,9 @@ class tensor_watch {
         moved.emplace_back(i, gradient);
       }
     }
-    if (bindings.empty()) return indices;
-    executor.core().rebind(bindings);
+    if (!bindings.empty()) executor.core().rebind(bindings);
     for (const auto& [i, gradient] : moved) entries_[i].noted_gradient = gradient;
-    return indices;
+    return {moved.size(), indices};
   }
 
   void accept(const std::vector<std::int64_t>& tensors) {
@@ -188,8 +188,8 @@ void bind_tensor_watch(nb::module_& module) {
            "accept().")
       .def("rebind_gradients", &tensor_watch::rebind_gradients, "executor"_a,
            "Re-binds, from the next launch on, and notes the gradients that differ from what was "
-           "noted by their address alone. Returns the indices of all other changes, which it "
-           "leaves alone.")
+           "noted by their address alone. Returns how many, and the indices of all other changes, "
+           "which it leaves alone.")
       .def("accept", &tensor_watch::accept, "tensors"_a = std::vector<std::int64_t>(),
            "Notes what is there now. tensors: the number of each parameter in the plan, negative "
            "for those that are not in it; without it the numbers stay.");

@@ -55,7 +55,6 @@ class BoundParameter:
     """Only while the plan is being built."""
     gradient_dtype: torch.dtype | None = None
     """None: it takes no part in the step."""
-    gradient_address: int = 0
     parameter_address: int = 0
     tensor_id: int = -1
 
@@ -135,7 +134,7 @@ def build_plan(
         each.tensor_id = builder.add_tensor(
             each.group, name=each.label, gradient=operand, **each.operands
         )
-        each.gradient_dtype, each.gradient_address = gradient.dtype, operand[0]
+        each.gradient_dtype = gradient.dtype
         taking_part += 1
     if taking_part == 0 and device >= 0 and groups:
         # A plan without tensors is one of the host; its groups step all the same, on their device.

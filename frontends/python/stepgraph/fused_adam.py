@@ -47,7 +47,7 @@ class FusedAdam(StepControls, StateAccess, Optimizer):
     of groups may change at any time: nothing is captured again.
 
     A parameter without gradient takes no part in a step. Parameters and states are updated in
-    place; gradients are read only, unless asked otherwise. Nothing waits for the GPU but reading
+    place; gradients are read only, unless asked otherwise or scaled by a GradScaler. Nothing waits for the GPU but reading
     back: `group["step"]`, `status()`, `state_dict()`, `release()`.
 
     Args:
@@ -78,7 +78,9 @@ class FusedAdam(StepControls, StateAccess, Optimizer):
         schedule, weight_decay_schedule: schedules that the step evaluates on the device; of a group
             by the keys of the same names. Values that are assigned hold over them.
         zero_gradients: the step leaves zeros in the gradients that it has read.
-        unscale_gradients: the step leaves unscaled and clipped gradients.
+        unscale_gradients: the step leaves unscaled and clipped gradients; None: where a GradScaler's
+            scale was in them, as torch's and Transformer Engine's optimizers do. That takes a write
+            of every gradient, which False saves.
         records: number of step records that are kept for records().
         stochastic_rounding, seed: round bfloat16 parameters without master at random.
         samples_per_step: what an applied step adds to the samples consumed, by which schedules may
@@ -118,7 +120,7 @@ class FusedAdam(StepControls, StateAccess, Optimizer):
         schedule: Schedule | None = None,
         weight_decay_schedule: Schedule | None = None,
         zero_gradients: bool = False,
-        unscale_gradients: bool = False,
+        unscale_gradients: bool | None = None,
         records: int = 0,
         stochastic_rounding: bool = False,
         seed: int = 0,

@@ -36,14 +36,13 @@ def inputs_of(
 
 
 def _check_others(gradients: Sequence[torch.Tensor]) -> dict[torch.device, torch.Tensor]:
+    """By the largest magnitude of each: what GradScaler itself uses lacks bfloat16."""
     by_type: dict[torch.dtype, list[torch.Tensor]] = {}
-    for gradient in gradients:
-        by_type.setdefault(gradient.dtype, []).append(local_of(gradient))
+    for gradient in map(local_of, gradients):
+        if gradient.numel() > 0:
+            by_type.setdefault(gradient.dtype, []).append(gradient)
     if not by_type:
         return {}
-    device = next(iter(by_type.values()))[0].device
-    found = torch.zeros((), dtype=torch.float32, device=device)
-    one = torch.ones((), dtype=torch.float32, device=device)
-    for tensors in by_type.values():
-        torch._amp_foreach_non_finite_check_and_unscale_(tensors, found, one)
-    return {device: found}
+    largest = [torch._foreach_norm(tensors, float("inf")) for tensors in by_type.values()]
+    flat = torch.stack([each.float() for magnitudes in largest for each in magnitudes])
+    return {flat.device: (~flat.isfinite()).any().float()}

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from . import _core
-from ._core import UsageError
+from ._core import TensorWatch, UsageError
 
 
 def current_stream(index: int) -> int:
@@ -53,6 +53,9 @@ class Runner(Protocol):
     def deliver(self) -> bool:
         """Delivers what is pending without a step; False where only steps deliver."""
 
+    def rebind_gradients(self, watch: TensorWatch) -> tuple[int, list[int]]:
+        """As TensorWatch.rebind_gradients."""
+
     def update(self, plan: Any) -> Any:
         """Goes on with another plan; returns the report."""
 
@@ -60,7 +63,19 @@ class Runner(Protocol):
         """Waits for the steps made so far and frees the executor."""
 
 
-class HostRunner:
+class _ExecutorRunner:
+    """What does not depend on the kind of executor."""
+
+    executor: Any
+
+    def rebind_gradients(self, watch: TensorWatch) -> tuple[int, list[int]]:
+        return watch.rebind_gradients(self.executor)
+
+    def release(self) -> None:
+        self.executor.release()
+
+
+class HostRunner(_ExecutorRunner):
     """Runs steps on the processor."""
 
     index = -1
@@ -83,9 +98,6 @@ class HostRunner:
     def update(self, plan: Any) -> Any:
         return self.executor.update(plan)
 
-    def release(self) -> None:
-        self.executor.release()
-
 
 def _check_has_cuda(index: int) -> None:
     if not _core.HAS_CUDA:
@@ -94,7 +106,7 @@ def _check_has_cuda(index: int) -> None:
         )
 
 
-class StreamRunner:
+class StreamRunner(_ExecutorRunner):
     """Enqueues the kernels of a step, eagerly."""
 
     captured = False
@@ -122,11 +134,8 @@ class StreamRunner:
     def update(self, plan: Any) -> Any:
         return self.executor.update(plan, current_stream(self.index))
 
-    def release(self) -> None:
-        self.executor.release()
 
-
-class GraphRunner:
+class GraphRunner(_ExecutorRunner):
     """Replays the step's own graph; the first `warmup` steps and steps inside a capture of the
     caller's are enqueued as kernels. One executor owns the counters of all three."""
 
@@ -166,9 +175,6 @@ class GraphRunner:
         # A rebuilt step would leave captured replays with freed memory.
         ceiling = "table_write" if self.captured else "instantiate"
         return self.executor.update(plan, current_stream(self.index), ceiling)
-
-    def release(self) -> None:
-        self.executor.release()
 
 
 def make_runner(plan: Any, index: int, capturable: bool, warmup: int) -> Runner:

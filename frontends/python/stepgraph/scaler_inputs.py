@@ -8,6 +8,7 @@ import torch
 
 from ._core import UsageError
 from .group_adoption import GroupAdoption
+from .runners import is_capturing
 from .tensors import local_of
 
 
@@ -22,6 +23,18 @@ class ScalerInputs(GroupAdoption):
             self.found_inf = torch.zeros((), dtype=torch.float32, device=device)
             self.grad_scale = torch.ones((), dtype=torch.float32, device=device)
             self.inputs_neutral = True
+
+    def expect_scale(self) -> None:
+        """Before a step whose gradients hold a GradScaler's scale: they may have to be left
+        unscaled, which takes another plan. A step that was captured, or is about to be, stays as
+        it is."""
+        options = self.options
+        if options.scaled_from_outside or self.captured or is_capturing(self.index):
+            return
+        left_before = options.leaves_unscaled
+        options.scaled_from_outside = True
+        if options.leaves_unscaled != left_before and self.runner is not None:
+            self.force_build = self.structure_changed = True
 
     def write_inputs(self, found_inf: Any, grad_scale: Any) -> None:
         """Of this step, in the order of the current stream."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -210,6 +211,12 @@ class StepBuilding(ScalerInputs):
         bound.lr_held = before.lr_held and same
         bound.weight_decay_held = before.weight_decay_held and same
         bound.sent = before.sent
+        # Sent, a value would hold over the schedule that was just assigned.
+        now = values_of(group)
+        if not same and group.stored("schedule") is not None:
+            bound.sent = replace(bound.sent, learning_rate=now.learning_rate)
+        if not same and group.stored("weight_decay_schedule") is not None:
+            bound.sent = replace(bound.sent, weight_decay=now.weight_decay)
         return bound
 
     def _bind_parameter(
@@ -258,8 +265,13 @@ class StepBuilding(ScalerInputs):
             if each.parameter_address != before.parameter_address:
                 self.refuse_move(each.label, "parameter")
             gradient = each.gradient
-            if gradient is not None and gradient.data_ptr() != before.gradient_address:
+            if gradient is not None and gradient.data_ptr() != self.gradient_address_of(before):
                 self.refuse_move(each.label, "gradient")
+
+    def gradient_address_of(self, each: BoundParameter) -> int:
+        """Where the next step finds the gradient of a parameter that takes part in it."""
+        assert self.runner is not None
+        return int(self.runner.executor.address_of(each.tensor_id, "gradient"))
 
     def refuse_move(self, label: str, operand: str) -> None:
         """An operand of a captured step is elsewhere now."""

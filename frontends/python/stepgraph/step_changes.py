@@ -102,7 +102,7 @@ class StepChanges(StepBuilding):
             [each.attribute for each in watched],
             [each.view.distributed for each in watched],
         )
-        self._watch.accept()
+        self._watch.accept([each.tensor_id for each in watched])
         tensors = [tensor for each in parameters for tensor in each.tensors]
         tensors += [
             tensor
@@ -150,7 +150,8 @@ class StepChanges(StepBuilding):
             self.pending = True
             by_id = {each.tensor_id: each for each in self.parameters}
             for tensor_id, operand_name, address, _ in bindings:
-                setattr(by_id[tensor_id], f"{operand_name}_address", address)
+                if operand_name == "parameter":
+                    by_id[tensor_id].parameter_address = address
         self._placeholders = ahead and self.expects_gradients
         self._unwatched = [(i, _place(self.parameters[i])) for i, _ in self._unwatched]
         self._watch.accept()
@@ -199,7 +200,7 @@ class StepChanges(StepBuilding):
         each.view = now
         if moved:
             bindings.append((each.tensor_id, "parameter", address, 0))
-        if local is not None and local.data_ptr() != each.gradient_address:
+        if local is not None and local.data_ptr() != self.gradient_address_of(each):
             if self.captured:
                 self.refuse_move(each.label, "gradient")
             bindings.append((each.tensor_id, "gradient", local.data_ptr(), 0))

@@ -61,6 +61,8 @@ class StepEngine(StepChanges):
         runner = self.runner
         if runner is not None:
             runner.check_launch()
+        if inputs is not None and inputs[1] is not None:
+            self.expect_scale()
         self.prepare(optimizer, False)
         runner = self.runner
         assert runner is not None
@@ -96,9 +98,21 @@ class StepEngine(StepChanges):
         if self._state_watch is not None and self._state_watch.changed():
             self.force_build = True
             self.settle(optimizer, ahead)
-        moved = self._watch.changed()
+        moved = self._moved()
         if moved or self._placeholders or self._unwatched:
             self.follow_memory(optimizer, moved, ahead)
+
+    def _moved(self) -> list[int]:
+        """Which watched parameters or gradients differ. Gradients that only moved are re-bound on
+        the way, unless captured replays may use the old ones."""
+        assert self.runner is not None
+        if self.runner.captured:
+            return self._watch.changed()  # type: ignore[no-any-return]
+        rebound, moved = self.runner.rebind_gradients(self._watch)
+        if rebound:
+            self.rebinds += rebound
+            self.pending = True
+        return moved
 
     def _note_writes(self) -> None:
         """Autograd then notices a backward through values that the step has overwritten; caches of

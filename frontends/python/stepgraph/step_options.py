@@ -17,12 +17,15 @@ class StepOptions:
     skip_non_finite: bool = False
     loss_scale: float | LossScaling | None = None
     zero_gradients: bool = False
-    unscale_gradients: bool = False
+    unscale_gradients: bool | None = None
+    """None: only for a GradScaler, which then counts on it."""
     records: int = 0
     stochastic_rounding: bool = False
     seed: int = 0
     samples_per_step: int = 0
     count_zeros: bool = False
+    scaled_from_outside: bool = False
+    """A GradScaler has left its scale in gradients."""
 
     @property
     def owns_loss_scale(self) -> bool:
@@ -44,7 +47,14 @@ class StepOptions:
     @property
     def writes_gradients(self) -> bool:
         """The step leaves other values in the gradients than it found there."""
-        return self.zero_gradients or self.unscale_gradients
+        return self.zero_gradients or self.leaves_unscaled
+
+    @property
+    def leaves_unscaled(self) -> bool:
+        """The step leaves unscaled and clipped gradients."""
+        if self.unscale_gradients is not None:
+            return self.unscale_gradients
+        return self.scaled_from_outside and not self.zero_gradients
 
     @property
     def measures(self) -> bool:
@@ -66,7 +76,7 @@ class StepOptions:
             "skip_above_norm": self.skip_above_norm,
             "count_zeros": self.count_zeros,
             "zero_gradients": self.zero_gradients,
-            "unscale_gradients": self.unscale_gradients,
+            "unscale_gradients": self.leaves_unscaled,
             "samples_per_step": self.samples_per_step,
             "record_capacity": self.records,
             "stochastic_rounding": self.stochastic_rounding,
