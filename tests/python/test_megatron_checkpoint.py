@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from megatron_world import F16_OPTIONS, Training, assert_same_tensors, device, installed
 
 __all__ = ["device", "installed"]

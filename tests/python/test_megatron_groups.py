@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from megatron_world import Training, assert_same_tensors, device, installed
 
 import stepgraph.megatron
-from megatron_world import Training, assert_same_tensors, device, installed
 from stepgraph.fused_adam import FusedAdam
 
 __all__ = ["device", "installed"]

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from megatron_world import Training, pretended_gpu, process_groups
 
 import stepgraph.megatron
-from megatron_world import Training, pretended_gpu, process_groups
 from stepgraph._core import UsageError
 from stepgraph.fused_adam import FusedAdam
 

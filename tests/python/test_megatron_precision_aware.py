@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from megatron_world import Training, assert_same, assert_same_tensors, device, installed, pair
+
 from stepgraph.fused_adam import FusedAdam
 
 __all__ = ["device", "installed"]

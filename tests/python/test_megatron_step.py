@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-
-import stepgraph.megatron
 from megatron_world import (
     F16_OPTIONS,
     Training,
@@ -19,6 +17,8 @@ from megatron_world import (
     no_waiting,
     pair,
 )
+
+import stepgraph.megatron
 from stepgraph._core import CaptureError, UsageError
 from stepgraph.megatron import OptimizerCudaGraphWrapper
 from stepgraph.megatron.host_reads import NoHostReads

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-
-import stepgraph.megatron
 from megatron_world import (
     GptTraining,
     TinyTraining,
@@ -26,6 +24,8 @@ from megatron_world import (
     pair,
     process_groups,
 )
+
+import stepgraph.megatron
 from stepgraph._core import UsageError
 
 __all__ = ["device", "installed"]

@@ -16,6 +16,7 @@ import torch
 from stepgraph._core import UsageError
 from stepgraph.megatron.addresses import Fingerprint
 from stepgraph.megatron.device_step import DeviceStep, StepResult
+from stepgraph.megatron.parts import gradients
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class OptimizerCudaGraphWrapper:
         self._use_single_mempool = use_single_mempool
         self._graph: torch.cuda.CUDAGraph | None = None
         self._fingerprint: Fingerprint | None = None
+        self._gradients: list[tuple[torch.Tensor, str, torch.Tensor]] = []
         self._eager_steps_left = self._warmup_steps
         self._replays_of_graph = 0
         self._early_moves = 0
@@ -120,6 +122,7 @@ class OptimizerCudaGraphWrapper:
             self._graph = None
         if self._fingerprint is not None:
             self._fingerprint = None
+            self._gradients.clear()
             for adam in self._step.adams:
                 adam.abandon_captured_steps()
 
@@ -132,8 +135,6 @@ class OptimizerCudaGraphWrapper:
         assert self._fingerprint is not None
         reason = self._fingerprint.difference(now)
         if reason is None and self._graph is not None:
-            # Not adam.recapture_required(): Megatron drops the gradients that a captured step has
-            # made for its main parameters, and each replay makes them again.
             for position, adam in enumerate(self._step.adams):
                 if not adam.engine.captured:
                     return f"the step of optimizer {position} was released or built anew"
@@ -158,6 +159,8 @@ class OptimizerCudaGraphWrapper:
         self._step.prepare()
         if self._step.device.type == "cuda":
             self._graph = self._captured_graph()
+        # Megatron drops them before the next step, but they are what replays write and read.
+        self._gradients = gradients(self._step.adams)
         self._fingerprint = now
         self._replays_of_graph = 0
         self.captures += 1
@@ -191,13 +194,20 @@ class OptimizerCudaGraphWrapper:
     def _replay(self) -> None:
         if self._step.device.type == "cuda":
             assert self._graph is not None
-            for adam in self._step.adams:
-                adam.deliver()
+            self._before_replay()
             self._graph.replay()
         else:
             self._step.enqueue()
         self._replays_of_graph += 1
         self.replays += 1
+
+    def _before_replay(self) -> None:
+        """After it the optimizers look as after an eager step, and the graph sees their values."""
+        for parameter, attribute, gradient in self._gradients:
+            if getattr(parameter, attribute, None) is not gradient:
+                setattr(parameter, attribute, gradient)
+        for adam in self._step.adams:
+            adam.deliver()
 
 
 _living: weakref.WeakSet[OptimizerCudaGraphWrapper] = weakref.WeakSet()

@@ -32,6 +32,18 @@ def has_parameters(adam: FusedAdam) -> bool:
     return any(group["params"] for group in adam.param_groups)
 
 
+def gradients(adams: list[FusedAdam]) -> list[tuple[torch.Tensor, str, torch.Tensor]]:
+    """The gradients that the inner optimizers have: parameter, attribute, gradient."""
+    return [
+        (parameter, attribute, gradient)
+        for adam in adams
+        for group in adam.param_groups
+        for parameter in group["params"]
+        for attribute in ("grad", "decoupled_grad")
+        if (gradient := getattr(parameter, attribute, None)) is not None
+    ]
+
+
 def check_capturable(optimizer: Any) -> None:
     """Raises UsageError, naming option and optimizer, if the step cannot be captured."""
     clip_grads = importlib.import_module("megatron.core.optimizer.clip_grads")
