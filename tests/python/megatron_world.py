@@ -11,7 +11,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -150,7 +150,11 @@ class SmallModel(MegatronModule):
 class Training:
     """A model, Megatron's optimizer and scheduler around it, batches that depend on the step."""
 
-    transformer: dict[str, Any] = {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 1}
+    transformer: ClassVar[dict[str, Any]] = {
+        "num_layers": 1,
+        "hidden_size": 8,
+        "num_attention_heads": 1,
+    }
     first_weight = "first.weight"
 
     def __init__(
@@ -245,7 +249,7 @@ class Training:
     def take_gradients(self, other: Training) -> None:
         """The same bits, whatever a backward of one's own would give."""
         self.clear_gradients()
-        for ours, theirs in zip(self.model.buffers, other.model.buffers):
+        for ours, theirs in zip(self.model.buffers, other.model.buffers, strict=True):
             ours.grad_data.copy_(theirs.grad_data)
 
     def update(self) -> tuple[bool, float | None, float | None]:
@@ -319,7 +323,7 @@ class GptTraining(Training):
     """A GPT of two layers, by Megatron's local layers: no Transformer Engine."""
 
     vocabulary, length = 128, 32
-    transformer: dict[str, Any] = {
+    transformer: ClassVar[dict[str, Any]] = {
         "num_layers": 2,
         "hidden_size": 64,
         "num_attention_heads": 4,

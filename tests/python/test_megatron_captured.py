@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+
+import stepgraph.megatron
 from megatron_world import (
     Training,
     assert_same,
@@ -20,8 +22,6 @@ from megatron_world import (
     pretended_gpu,
     process_groups,
 )
-
-import stepgraph.megatron
 from stepgraph.megatron import OptimizerCudaGraphWrapper
 from stepgraph.megatron.parts import gradients
 
@@ -48,7 +48,7 @@ class Recorded(OptimizerCudaGraphWrapper):
         values = [tensor.clone() for tensor in kept]
         with self.capture() as self.graph:
             self._step.enqueue()
-        for tensor, value in zip(kept, values):
+        for tensor, value in zip(kept, values, strict=True):
             tensor.copy_(value)
         self._gradients = gradients(self._step.adams)
         self._fingerprint = now

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from megatron_world import F16_OPTIONS, Training, assert_same_tensors, device, installed
 
 __all__ = ["device", "installed"]

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from megatron_world import Training, assert_same_tensors, device, installed
+from stepgraph.fused_adam import FusedAdam
 
 import stepgraph.megatron
-from stepgraph.fused_adam import FusedAdam
+from megatron_world import Training, assert_same_tensors, device, installed
 
 __all__ = ["device", "installed"]
 pytestmark = pytest.mark.usefixtures("installed")
@@ -74,18 +74,18 @@ def test_megatrons_scheduler_drives_the_groups(style: str) -> None:
         options |= {"wsd_decay_steps": 6, "lr_wsd_decay_style": "minus_sqrt"}
     schedule = scheduler(optimizer, **options)
     for _ in range(25):
-        for ours, theirs in zip(parameters, reference):
+        for ours, theirs in zip(parameters, reference, strict=True):
             ours.grad = torch.randn_like(ours)
             theirs.grad = ours.grad.double()
         for ours_group, theirs_group in zip(
-            (optimizer.param_groups[0], optimizer.param_groups[2]), other.param_groups
+            (optimizer.param_groups[0], optimizer.param_groups[2]), other.param_groups, strict=True
         ):
             theirs_group["lr"] = float(ours_group["lr"])
             theirs_group["weight_decay"] = float(ours_group["weight_decay"])
         optimizer.step()
         other.step()
         schedule.step(increment=1)
-    for ours, theirs in zip(parameters, reference):
+    for ours, theirs in zip(parameters, reference, strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=2e-5, atol=2e-6)
     assert [group["step"] for group in optimizer.param_groups] == [25] * 4
     assert optimizer.param_groups[2]["weight_decay"] == 0.0
@@ -101,9 +101,11 @@ def test_equals_torch_inside_megatron_to_rounding(device: torch.device) -> None:
     if type(theirs.optimizer.chained_optimizers[0].optimizer) is not torch.optim.AdamW:
         pytest.skip("Transformer Engine or apex is installed; their FusedAdam needs a GPU")
     theirs.run(range(20))
-    for (name, left), right in zip(ours.model.named_parameters(), theirs.model.parameters()):
+    for (name, left), right in zip(
+        ours.model.named_parameters(), theirs.model.parameters(), strict=True
+    ):
         torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5, msg=name)
-    for left, right in zip(ours.results, theirs.results):
+    for left, right in zip(ours.results, theirs.results, strict=True):
         assert left[1] == pytest.approx(right[1], rel=1e-3)
 
 

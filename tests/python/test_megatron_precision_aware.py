@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from megatron_world import Training, assert_same, assert_same_tensors, device, installed, pair
-
 from stepgraph.fused_adam import FusedAdam
+
+from megatron_world import Training, assert_same, assert_same_tensors, device, installed, pair
 
 __all__ = ["device", "installed"]
 pytestmark = pytest.mark.usefixtures("installed")
@@ -107,5 +107,7 @@ def test_f32_is_close_to_megatrons_f32_masters(device: torch.device) -> None:
     other.wrap()
     for training in (aware, other):
         training.run(range(6))
-    for (name, left), right in zip(aware.model.named_parameters(), other.model.parameters()):
+    for (name, left), right in zip(
+        aware.model.named_parameters(), other.model.parameters(), strict=True
+    ):
         torch.testing.assert_close(left, right, rtol=2e-2, atol=1e-3, msg=name)

@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 
 import torch
-from megatron_world import TinyTraining, assert_same, pair, pretended_gpu, process_groups
 
 import stepgraph.megatron
+from megatron_world import TinyTraining, assert_same, pair, pretended_gpu, process_groups
 
 
 def _rank_of_two(rank: int, directory: str, path: list[str]) -> None:

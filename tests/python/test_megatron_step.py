@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from stepgraph._core import CaptureError, UsageError
+
+import stepgraph.megatron
 from megatron_world import (
     F16_OPTIONS,
     Training,
@@ -17,9 +20,6 @@ from megatron_world import (
     no_waiting,
     pair,
 )
-
-import stepgraph.megatron
-from stepgraph._core import CaptureError, UsageError
 from stepgraph.megatron import OptimizerCudaGraphWrapper
 from stepgraph.megatron.host_reads import NoHostReads
 
@@ -136,7 +136,7 @@ class TwoGroups:
 
     def set_gradients(self, *values: float) -> None:
         """One element of each part's gradient; the others are zero."""
-        for part, value in zip(self.parts, values):
+        for part, value in zip(self.parts, values, strict=True):
             for parameter in part.model.parameters():
                 parameter.main_grad.zero_()
             part.model.module.first.weight.main_grad[1, 2] = value
@@ -164,7 +164,7 @@ def test_statistics_groups_are_combined_without_the_host(
         assert int(zeros) == numel - sum(value != 0.0 for value in gradients)
         assert two.weights().isfinite().all()
         coefficient = min(1.0, 1.0 / (norm + 1e-6))
-        for part, value in zip(two.parts, gradients):
+        for part, value in zip(two.parts, gradients, strict=True):
             clipped = part.model.module.first.weight.main_grad[1, 2].item()
             assert clipped == pytest.approx(value * coefficient, rel=1e-6)
     assert wrapper.replays == 2
@@ -233,7 +233,7 @@ def test_two_optimizers_have_a_graph_each(device: torch.device) -> None:
     for step in range(6):
         for training in trainings:
             training.step(step)
-    for training, other in zip(trainings, alone):
+    for training, other in zip(trainings, alone, strict=True):
         other.run(range(6))
         assert_same(training, other)
     assert [wrapper.captures for wrapper in wrappers] == [1, 1]

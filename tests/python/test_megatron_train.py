@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from stepgraph._core import UsageError
+
+import stepgraph.megatron
 from megatron_world import (
     GptTraining,
     TinyTraining,
@@ -24,9 +27,6 @@ from megatron_world import (
     pair,
     process_groups,
 )
-
-import stepgraph.megatron
-from stepgraph._core import UsageError
 
 __all__ = ["device", "installed"]
 pytestmark = pytest.mark.usefixtures("installed")

@@ -86,7 +86,7 @@ class Fingerprint:
             before, after = getattr(self, what), getattr(now, what)
             if len(before) != len(after):
                 return f"{len(before)} {what.replace('_', ' ')} became {len(after)}"
-            for position, (old, new) in enumerate(zip(before, after)):
+            for position, (old, new) in enumerate(zip(before, after, strict=True)):
                 if old != new:
                     noun = what.replace("_", " ").removesuffix("s")
                     return f"{noun} {position} moved from {old:#x} to {new:#x}"
