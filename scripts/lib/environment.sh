@@ -5,8 +5,9 @@
 #
 # installs the Debian packages that are missing, builds a Python environment outside the tree, and
 # exports
-#   STEPGRAPH_PYTHON       interpreter with matplotlib and pytest, where they could be installed
+#   STEPGRAPH_PYTHON       interpreter with matplotlib, pytest and nanobind, where they could be installed
 #   STEPGRAPH_TORCH_DIR    torch's directory with include/ and lib/, or empty
+#   STEPGRAPH_TORCH_LIBRARIES   what LD_LIBRARY_PATH needs for that interpreter to import torch, or empty
 #   STEPGRAPH_CUOBJDUMP, STEPGRAPH_NVDISASM   disassemblers for tests, where they could be installed
 #   CUDACXX                nvcc, when a toolkit is present
 # It prints only what it does; on a machine that is ready it prints nothing.
@@ -52,13 +53,16 @@ fmt/core.h libfmt-dev'
   if [ "$profile" = ci ]; then
     command -v clang-format-14 > /dev/null || echo clang-format-14
   fi
-  if command -v python3 > /dev/null && ! python3 -c 'import ensurepip' 2> /dev/null; then
-    echo python3-venv
+  if command -v python3 > /dev/null; then
+    python3 -c 'import ensurepip' 2> /dev/null || echo python3-venv
+    [ -e "$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] ||
+      echo python3-dev
   fi
 }
 
-# What the scripts can do without: time, benchmarks, plots, the format check (which complains itself).
-stepgraph_optional_packages='ccache|libbenchmark-dev|python3-venv|clang-format-14'
+# What the scripts can do without: time, benchmarks, plots, the Python module, the format check (which
+# complains itself).
+stepgraph_optional_packages='ccache|libbenchmark-dev|python3-venv|python3-dev|clang-format-14'
 
 stepgraph_install_packages() {
   local missing needed log as_root=()
@@ -118,8 +122,34 @@ stepgraph_fill_venv() {
   "${pip[@]}" --no-deps -r "$stepgraph_root/scripts/requirements-disassembly.txt" || return 1
   case $torch in
     gpu) "${pip[@]}" -r "$stepgraph_root/scripts/requirements-torch-gpu.txt" ;;
-    host) "${pip[@]}" --no-deps -r "$stepgraph_root/scripts/requirements-torch-host.txt" ;;
+    host) "${pip[@]}" --no-deps -r "$stepgraph_root/scripts/requirements-torch-host.txt" || return 1
+      stepgraph_can_import_torch "$venv/bin/python" && return
+      stepgraph_say "this machine lacks libraries that torch loads: installing them all"
+      "${pip[@]}" -r "$stepgraph_root/scripts/requirements-torch-gpu.txt" ;;
   esac
+}
+
+stepgraph_can_import_torch() {
+  LD_LIBRARY_PATH=$(stepgraph_join "$(stepgraph_toolkit_libraries)" "${LD_LIBRARY_PATH:-}") \
+    "$1" -c 'import torch' 2> /dev/null
+}
+
+# Search paths with colons between those that are not empty: an empty part would be the directory
+# that somebody happens to be in.
+stepgraph_join() {
+  local IFS=: part parts=()
+  for part in "$@"; do
+    [ -z "$part" ] || parts+=("$part")
+  done
+  echo "${parts[*]}"
+}
+
+# Where the CUDA toolkit has its libraries, or nothing.
+stepgraph_toolkit_libraries() {
+  local nvcc directory
+  nvcc=$(command -v "${CUDACXX:-nvcc}") || nvcc=/usr/local/cuda/bin/nvcc
+  directory=$(dirname "$(dirname "$(readlink -f "$nvcc")")")/lib64
+  [ ! -d "$directory" ] || echo "$directory"
 }
 
 stepgraph_locate_torch() {
@@ -157,12 +187,19 @@ stepgraph_python_environment() {
 
   STEPGRAPH_TORCH_DIR=
   [ "$torch" = none ] || STEPGRAPH_TORCH_DIR=$(stepgraph_locate_torch "$STEPGRAPH_PYTHON")
+  # Not where torch came with CUDA libraries of its own.
+  STEPGRAPH_TORCH_LIBRARIES=
+  if [ "$torch" = host ] &&
+    ! compgen -G "$venv/lib/python3*/site-packages/nvidia/*/lib/libcublas.so*" > /dev/null; then
+    STEPGRAPH_TORCH_LIBRARIES=$(stepgraph_toolkit_libraries)
+  fi
   for tool in cuobjdump nvdisasm; do
     path=$(compgen -G "$venv/lib/python3*/site-packages/nvidia/cu13/bin/$tool" | head -n 1) ||
       path=$(command -v "$tool") || path=
     printf -v "STEPGRAPH_${tool^^}" '%s' "$path"
   done
-  export STEPGRAPH_PYTHON STEPGRAPH_TORCH_DIR STEPGRAPH_CUOBJDUMP STEPGRAPH_NVDISASM
+  export STEPGRAPH_PYTHON STEPGRAPH_TORCH_DIR STEPGRAPH_TORCH_LIBRARIES
+  export STEPGRAPH_CUOBJDUMP STEPGRAPH_NVDISASM
 }
 
 stepgraph_prepare() {
@@ -185,4 +222,20 @@ stepgraph_configure() {
   shift
   cmake -S "$stepgraph_root" -B "$build" -G Ninja \
     -DSTEPGRAPH_PYTHON="$STEPGRAPH_PYTHON" -DSTEPGRAPH_TORCH_DIR="$STEPGRAPH_TORCH_DIR" "$@"
+}
+
+# Whether <build directory> holds the Python module and the environment has torch to test it with.
+stepgraph_has_python_module() {
+  compgen -G "$1/frontends/python/stepgraph/_core*.so" > /dev/null && [ -n "$STEPGRAPH_TORCH_DIR" ]
+}
+
+# stepgraph_run_python <build directory> [argument]...: Python with the package of that build.
+stepgraph_run_python() {
+  local build
+  build=$(cd "$1" && pwd)
+  shift
+  STEPGRAPH_BUILD_DIR=$build PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONPATH=$(stepgraph_join "$build/frontends/python" "${PYTHONPATH:-}") \
+    LD_LIBRARY_PATH=$(stepgraph_join "$STEPGRAPH_TORCH_LIBRARIES" "${LD_LIBRARY_PATH:-}") \
+    "$STEPGRAPH_PYTHON" "$@"
 }
