@@ -422,15 +422,15 @@ def first_line_with(path, prefix):
         return ""
 
 
-def context(options):
+def context(device, program, commit):
     """What the results depend on, under the names that the benchmark programs use."""
     described = {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "executable": pathlib.Path(__file__).name,
-        "commit": options.library.commit(),
+        "executable": program,
+        "commit": commit,
         "torch": torch.__version__,
     }
-    if torch.device(options.device).type == "cuda":
+    if torch.device(device).type == "cuda":
         described["gpu"] = torch.cuda.get_device_name()
         described["cuda_runtime"] = torch.version.cuda
         words = first_line_with("/proc/driver/nvidia/version", "NVRM").split()
@@ -517,7 +517,8 @@ def main():
         rows = measure(options, numels)
     print_table(rows, numels, options)
     if options.json:
-        result = {"context": context(options), "benchmarks": as_benchmarks(rows, options)}
+        described = context(options.device, pathlib.Path(__file__).name, options.library.commit())
+        result = {"context": described, "benchmarks": as_benchmarks(rows, options)}
         pathlib.Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
     # A peer that is not installed is no failure; one that computes something else is.
     if any(row.get("error", "").startswith("wrong") for row in rows):

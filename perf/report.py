@@ -18,7 +18,7 @@ BEGIN = "<!-- perf:begin -->"
 END = "<!-- perf:end -->"
 
 # What the README shows; the rest is printed only.
-README_SECTIONS = ("adam", "step", "peers", "replay")
+README_SECTIONS = ("adam", "step", "python", "peers", "replay")
 
 # Elements from which launches and caches no longer show in a bandwidth.
 LONG_ENOUGH_FOR_BANDWIDTH = 100_000_000
@@ -239,6 +239,20 @@ def host_section(results):
     return table(("host", "threads", "ms", "GB/s"), rows)
 
 
+def python_section(results):
+    rows = [
+        (
+            grouped_size(size),
+            b["label"],
+            "fresh" if b["fresh_gradients"] else "kept",
+            f"{b['cpu_time']:,.1f}",
+            f"{b['real_time']:,.1f}" if "real_time" in b else "-",
+        )
+        for (size, *_), b in results.of("python")
+    ]
+    return table(("tensors", "optimizer.step() of", "gradients", "CPU µs", "GPU µs"), rows)
+
+
 SECTIONS = {
     "adam": ("The update, replayed as a graph", adam_section),
     "peers": ("Beside other implementations, in one process on the same tensors", peers_section),
@@ -246,6 +260,7 @@ SECTIONS = {
     "replay": ("What a step costs beside its memory traffic (AdamW with clipping)", replay_section),
     "update": ("Changing a learning rate or a gradient's address between replays", update_section),
     "instantiate": ("Getting a step running", instantiate_section),
+    "python": ("What step() costs in Python (AdamW, f32)", python_section),
     "host": ("On the processor", host_section),
     "host_peers": (
         "On the processor, beside other implementations",

@@ -4,18 +4,19 @@
 #   perf/run_all.sh BIN OUTDIR [part]...
 #
 # BIN: the build's perf directory, built here or carried here. OUTDIR: receives one JSON file a part.
-# Parts: adam step replay update instantiate host peers; all of them if none is named (a few minutes
-# on an H200). PYTHON: the interpreter that has torch (default python3). Runs all parts even when one
+# Parts: adam step replay update instantiate host peers python; all of them if none is named (a few
+# minutes on an H200). PYTHON: the interpreter that has torch, and stepgraph for the part python
+# (default python3). Runs all parts even when one
 # failed; the exit status is then 1.
 set -uo pipefail
 
-[ $# -ge 2 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 perf=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 bin=$(cd "$1" && pwd) || exit 2
 mkdir -p "$2" && out=$(cd "$2" && pwd) || exit 2
 shift 2
 parts=("$@")
-[ $# -gt 0 ] || parts=(adam step replay update instantiate host peers)
+[ $# -gt 0 ] || parts=(adam step replay update instantiate host peers python)
 python=${PYTHON:-python3}
 failed=()
 
@@ -53,6 +54,7 @@ for part in "${parts[@]}"; do
       peers peers_host --device cpu
       peers peers_host_bf16 --device cpu --dtype bf16
       ;;
+    python) step fused_adam_bench "$python" "$perf/fused_adam_bench.py" --json "$out/fused_adam_bench.json" ;;
     *) printf 'no such part: %s\n' "$part" >&2; exit 2 ;;
   esac
 done

@@ -41,6 +41,15 @@ REPLAY = [
         "latency_us": 410.0,
     }
 ]
+PYTHON = [
+    {
+        "name": "python/5000x4096/stepgraph_replayed/fresh",
+        "run_type": "iteration",
+        "label": "stepgraph FusedAdam, replayed",
+        "fresh_gradients": True,
+        "cpu_time": 1234.56,
+    }
+]
 PEERS = [
     {
         "name": "peers/adam/f32/2x500000000/pytorch_fused/f32",
@@ -62,7 +71,8 @@ class ReportTest(unittest.TestCase):
         self.root = pathlib.Path(directory.name)
         self.gpu = self.root / "results" / "some-gpu"
         self.gpu.mkdir(parents=True)
-        for program, benchmarks in (("adam_bench", ADAM), ("replay_bench", REPLAY), ("peers_f32", PEERS)):
+        files = {"adam_bench": ADAM, "replay_bench": REPLAY, "fused_adam_bench": PYTHON, "peers_f32": PEERS}
+        for program, benchmarks in files.items():
             content = {"context": CONTEXT, "benchmarks": benchmarks}
             (self.gpu / f"{program}.json").write_text(json.dumps(content))
         self.readme = self.root / "README.md"
@@ -82,6 +92,7 @@ class ReportTest(unittest.TestCase):
         self.assertIn("| f32 | f32 | none | f32 | 2 x 500,000,000 | 4 | 4,000 | 0.990 | 1.002 |", text)
         self.assertIn("| bf16 (generic kernel) | bf16 | remainder | e4m3, bf16 |", text)
         self.assertIn("| 50,000 x 1,024 | 2.51 | 5.00 | 400.0 | 401.0 | 410.0 |", text)
+        self.assertIn("| 5,000 x 4,096 | stepgraph FusedAdam, replayed | fresh | 1,234.6 | - |", text)
         self.assertIn("| PyTorch fused | f32 | 34.000 | 3,400 | 800.0 | 1.20 |", text)
         self.assertNotIn("9 x 9", text)
         self.assertNotIn("apex", text)

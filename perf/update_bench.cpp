@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -67,11 +68,26 @@ struct workbench {
   std::uint32_t groups() const { return problem.group_count(); }
 
   /// Alternates between the two gradients of a tensor, so that every call changes something.
-  void rebind_gradient(tensor_id tensor) {
+  binding other_gradient(tensor_id tensor) {
     void* address = changes % 2 == 0
                         ? static_cast<float*>(other_gradients.get()) + std::size_t{tensor} * 4096
                         : problem.address(operand_kind::gradient, tensor);
-    executor.rebind(tensor, operand_kind::gradient, address);
+    return {tensor, operand_kind::gradient, address};
+  }
+
+  void rebind_gradient(tensor_id tensor) {
+    const binding one = other_gradient(tensor);
+    executor.rebind(std::span(&one, 1));
+  }
+
+  /// As a framework does, which knows where its memory is.
+  void rebind_known_gradients() {
+    std::vector<binding> all;
+    for (tensor_id tensor = 0; tensor < tensor_count; ++tensor) {
+      all.push_back(other_gradient(tensor));
+      all.back().of_the_device = true;
+    }
+    executor.rebind(all);
   }
 };
 
@@ -99,6 +115,8 @@ std::vector<way> ways() {
   result.push_back({.name = "rebind_all_gradients", .change = [](workbench& bench) {
                       for (tensor_id i = 0; i < tensor_count; ++i) bench.rebind_gradient(i);
                     }});
+  result.push_back({.name = "rebind_all_known_gradients",
+                    .change = [](workbench& bench) { bench.rebind_known_gradients(); }});
   result.push_back({.name = "memcpy_from_pinned",
                     .change =
                         [](workbench& bench) {

@@ -159,7 +159,7 @@ void executor::set_records(std::unique_ptr<detail::record_ring> records) {
 record_batch executor::read_records() { return records_->read(); }
 
 void executor::check_binding(const binding& binding) const {
-  const auto& [tensor, operand, data, scales] = binding;
+  const auto& [tensor, operand, data, scales, of_the_device] = binding;
   if (tensor >= plan_->tensors.size()) {
     throw usage_error(fmt::format("tensor {} does not exist, the plan has {} tensors", tensor,
                                   plan_->tensors.size()));
@@ -181,6 +181,7 @@ void executor::check_binding(const binding& binding) const {
         name, name_of(operand), name_of(format), scales ? "" : "out", has_scales ? "" : "out"));
   }
   detail::ledger_access::check_size(*ledger_, tensor, operand);
+  if (of_the_device) return;
   if (numel != 0) check_memory(data, name, operand);
   if (has_scales) check_memory(scales, name, operand);
 }
@@ -188,9 +189,9 @@ void executor::check_binding(const binding& binding) const {
 void executor::rebind(std::span<const binding> bindings) {
   auto change = pending_->lock_open();
   for (const binding& binding : bindings) check_binding(binding);
-  for (const auto& [tensor, operand, data, scales] : bindings) {
-    tables_->rebind(tensor, operand, data, scales);
-    detail::ledger_access::bound(*ledger_, tensor, operand, data);
+  for (const binding& binding : bindings) {
+    tables_->rebind(binding.tensor, binding.operand, binding.data, binding.scales);
+    detail::ledger_access::bound(*ledger_, binding.tensor, binding.operand, binding.data);
   }
   if (!bindings.empty()) change.add({.tensors = true});
 }

@@ -3,6 +3,7 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "step_engine.hpp"
@@ -125,7 +126,8 @@ void step_engine::rebind(tensor_id id, operand_kind operand, held_memory& held, 
           "the captured graphs are gone",
           name, stepgraph::name_of(operand)));
     }
-    runner_->core().rebind(id, operand, now.data());
+    const binding moved = {id, operand, now.data(), nullptr, true};  // the tensor knows its device
+    runner_->core().rebind(std::span(&moved, 1));
     pending_ = true;
     ++rebinds_;
   }

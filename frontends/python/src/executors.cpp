@@ -72,8 +72,9 @@ void rebind(executor_binding& self, const std::vector<binding_tuple>& tuples) {
   std::vector<binding> bindings;
   bindings.reserve(tuples.size());
   for (const auto& [tensor, operand, address, scales] : tuples) {
+    // Tensors know their device, and the package has compared it.
     bindings.push_back({tensor, from_name<operand_kind>(operand), reinterpret_cast<void*>(address),
-                        reinterpret_cast<std::uint8_t*>(scales)});
+                        reinterpret_cast<std::uint8_t*>(scales), true});
   }
   self.core().rebind(bindings);
 }
@@ -149,7 +150,15 @@ void bind_setters(nb::class_<executor_binding>& type) {
           "state"_a, "Restores counters, samples, loss scale and the steps of all groups.")
       .def("rebind", &rebind, "bindings"_a,
            "Points operands at other memory from the next launch on: (tensor, operand, address, "
-           "address of the scales) each. All of them, or none if one is refused.");
+           "address of the scales) each, in memory of the executor's device, which is not checked. "
+           "All of them, or none if one is refused.")
+      .def(
+          "address_of",
+          [](executor_binding& self, tensor_id tensor, const std::string& operand) {
+            return reinterpret_cast<std::uintptr_t>(
+                self.core().ledger().entry(tensor, from_name<operand_kind>(operand)).address);
+          },
+          "tensor"_a, "operand"_a, "Where the next launch finds the operand.");
 }
 
 void bind_base(nb::module_& module) {

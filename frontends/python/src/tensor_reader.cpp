@@ -29,6 +29,18 @@ bool is_contiguous(const dlpack::tensor& view, std::int64_t numel) {
   return true;
 }
 
+/// FNV-1a over device and sizes, a word at a time. Never 0.
+std::uint64_t layout_of(const dlpack::tensor& view) {
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  const auto add = [&](std::int64_t value) {
+    hash = (hash ^ static_cast<std::uint64_t>(value)) * 0x100000001b3u;
+  };
+  add(view.where.type);
+  add(view.where.id);
+  for (std::int32_t d = 0; d < view.dimensions; ++d) add(view.shape[d]);
+  return hash | 1u;
+}
+
 }  // namespace
 
 tensor_reader::tensor_reader() {
@@ -70,6 +82,7 @@ bool tensor_reader::read_by_table(nb::handle tensor, tensor_place& place) const 
   place.numel = 1;
   for (std::int32_t d = 0; d < view.dimensions; ++d) place.numel *= view.shape[d];
   place.contiguous = is_contiguous(view, place.numel);
+  place.layout = layout_of(view);
   place.address = reinterpret_cast<std::uintptr_t>(view.data) + view.byte_offset;
   place.type = static_cast<std::uint64_t>(view.type.code) << 32 |
                static_cast<std::uint64_t>(view.type.bits) << 16 | view.type.lanes;

@@ -20,11 +20,20 @@ struct tensor_place {
   std::uint64_t address = 0;
   std::uint64_t type = 0;  ///< an identity of the element type
   std::int64_t numel = 0;
+  /// Device and sizes in one number; 0: not read, so that two places cannot be compared by it.
+  std::uint64_t layout = 0;
 
   /// Whether a step built for one may run with the other.
   bool same_as(const tensor_place& other) const noexcept {
     return state == other.state && state != kind::unknown && address == other.address &&
            type == other.type && numel == other.numel && contiguous == other.contiguous;
+  }
+
+  /// Whether they are the same but for the address: what re-binding alone can follow.
+  bool moved_from(const tensor_place& other) const noexcept {
+    return state == kind::present && other.state == kind::present && type == other.type &&
+           numel == other.numel && contiguous && other.contiguous && layout == other.layout &&
+           layout != 0;
   }
 };
 

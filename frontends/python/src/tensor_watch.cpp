@@ -1,3 +1,4 @@
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "bindings.hpp"
+#include "executor_binding.hpp"
 #include "stepgraph/error.hpp"
 #include "tensor_reader.hpp"
 
@@ -52,8 +54,38 @@ class tensor_watch {
     return indices;
   }
 
-  void accept() {
-    // Both first: reading may run Python code that raises.
+  /// Gradients in other memory that are otherwise as noted are re-bound and noted: how many, and
+  /// the indices of all other changes. Every backward makes new gradients where the old ones were
+  /// dropped, so this is every step of such a training.
+  std::pair<std::size_t, nb::list> rebind_gradients(executor_binding& executor) {
+    nb::list indices;
+    std::vector<binding> bindings;
+    std::vector<std::pair<std::size_t, tensor_place>> moved;
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      const entry& each = entries_[i];
+      const tensor_place gradient = gradient_place(each);
+      const bool stays = gradient.same_as(each.noted_gradient);
+      if (!parameter_place(each).same_as(each.noted_parameter) ||
+          (!stays && (each.tensor < 0 || !gradient.moved_from(each.noted_gradient)))) {
+        indices.append(i);
+      } else if (!stays) {
+        bindings.push_back({static_cast<tensor_id>(each.tensor), operand_kind::gradient,
+                            reinterpret_cast<void*>(gradient.address), nullptr, true});
+        moved.emplace_back(i, gradient);
+      }
+    }
+    if (!bindings.empty()) executor.core().rebind(bindings);
+    for (const auto& [i, gradient] : moved) entries_[i].noted_gradient = gradient;
+    return {moved.size(), indices};
+  }
+
+  void accept(const std::vector<std::int64_t>& tensors) {
+    if (!tensors.empty() && tensors.size() != entries_.size()) {
+      throw usage_error("TensorWatch: " + std::to_string(tensors.size()) +
+                        " tensors, expected one for each of the " +
+                        std::to_string(entries_.size()) + " parameters");
+    }
+    // All first: reading may run Python code that raises.
     std::vector<std::pair<tensor_place, tensor_place>> places;
     places.reserve(entries_.size());
     for (const entry& each : entries_) {
@@ -62,6 +94,7 @@ class tensor_watch {
     for (std::size_t i = 0; i < entries_.size(); ++i) {
       entries_[i].noted_parameter = places[i].first;
       entries_[i].noted_gradient = places[i].second;
+      if (!tensors.empty()) entries_[i].tensor = tensors[i];
     }
   }
 
@@ -79,7 +112,8 @@ class tensor_watch {
     nb::object parameter;
     nb::object attribute;  ///< that holds the gradient; null: `grad`
     bool wrapped = false;
-    bool alone = false;  ///< without a gradient to watch
+    bool alone = false;        ///< without a gradient to watch
+    std::int64_t tensor = -1;  ///< in the plan of the executor; negative: not there
     tensor_place noted_parameter;
     tensor_place noted_gradient;
   };
@@ -152,7 +186,13 @@ void bind_tensor_watch(nb::module_& module) {
            "Indices whose parameter or gradient has another address, element type, element count, "
            "contiguity or presence than accept() noted, or cannot be read. All before the first "
            "accept().")
-      .def("accept", &tensor_watch::accept, "Notes what is there now.");
+      .def("rebind_gradients", &tensor_watch::rebind_gradients, "executor"_a,
+           "Re-binds, from the next launch on, and notes the gradients that differ from what was "
+           "noted by their address alone. Returns how many, and the indices of all other changes, "
+           "which it leaves alone.")
+      .def("accept", &tensor_watch::accept, "tensors"_a = std::vector<std::int64_t>(),
+           "Notes what is there now. tensors: the number of each parameter in the plan, negative "
+           "for those that are not in it; without it the numbers stay.");
 }
 
 }  // namespace stepgraph::python

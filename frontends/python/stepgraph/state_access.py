@@ -1,0 +1,98 @@
+"""Methods of FusedAdam that read and write the states of parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ._core import UsageError
+from .parameter_states import StateFormats
+from .step_engine import StepEngine
+from .tensors import Fp8Scaling
+
+
+class StateAccess:
+    """States in float32, whatever their format, and the scaling of FP8 weights."""
+
+    engine: StepEngine
+    state: Any
+    amsgrad: bool
+    _formats: StateFormats
+
+    @property
+    def _scales(self) -> dict[Any, dict[str, torch.Tensor]]:
+        """Block scales of narrow states, by parameter and name: one byte for 128 elements."""
+        return self.engine.states.scales
+
+    def set_fp8_scaling(
+        self,
+        parameter: torch.Tensor,
+        scale: torch.Tensor,
+        amax: torch.Tensor,
+        scale_inv: torch.Tensor,
+        format: str = "e4m3",
+    ) -> None:
+        """Makes a uint8 or torch.float8 parameter an FP8 weight with delayed scaling.
+
+        `scale`, `amax` and `scale_inv` are float32 tensors of one element on its device. A step
+        stores value * `scale` in the parameter, raises `amax` to the largest magnitude and sets
+        `scale_inv` to 1 / `scale`; whoever owns the recipe changes `scale` and resets `amax`, in
+        place. `format`: e4m3 or e5m2. Gradients of such parameters come from `decoupled_grad`
+        where autograd cannot hold them. Float8Tensors of Transformer Engine need no call.
+        """
+        scaling = Fp8Scaling(scale, amax, scale_inv, format)
+        label = self._label_of(parameter)
+        before = self.engine.fp8_scaling.get(parameter)
+        self.engine.fp8_scaling[parameter] = scaling
+        try:
+            self.engine.view_of(label, parameter)
+        except UsageError:
+            if before is None:
+                del self.engine.fp8_scaling[parameter]
+            else:
+                self.engine.fp8_scaling[parameter] = before
+            raise
+        self.engine.force_build = self.engine.structure_changed = True
+
+    def _label_of(self, parameter: torch.Tensor) -> str:
+        for group in self.engine.adopt_groups(self):
+            for i, known in enumerate(group.stored("params")):
+                if known is parameter:
+                    return self.engine.label_of(group, i)
+        raise UsageError("the tensor is no parameter of this optimizer")
+
+    def initialize_state(
+        self, param: torch.Tensor, store_param_remainders: bool | None = None
+    ) -> None:
+        """Creates the states of a parameter as they are before the first step, replacing those
+        that exist. The formats are the constructor's: `store_param_remainders` is accepted because
+        Transformer Engine's callers pass it, and not looked at."""
+        label = self._label_of(param)
+        view = self.engine.view_of(label, param)
+        state = self.state[param]
+        with torch.no_grad():
+            for name, dtype in self._formats.dtypes(view, self.amsgrad).items():
+                self.engine.states.initialize(param, view, state, name, dtype)
+        self.engine.changes.pending = True
+
+    def get_unscaled_state(self, param: torch.Tensor, state_name: str) -> torch.Tensor:
+        """A state in float32: the live tensor if it is stored so, else a new one. Remainders stay
+        int16. Does not wait."""
+        with torch.no_grad():
+            return self.engine.states.unscaled(
+                param, self.state[param], state_name, self._label_of(param)
+            )
+
+    def set_scaled_state(
+        self, param: torch.Tensor, state_name: str, unscaled_state: torch.Tensor
+    ) -> None:
+        """Writes float32 values into a state in place, whatever its format, and creates it if it
+        does not exist. A float32 master of a parameter with remainders sets both; int16 sets the
+        remainder. Does not wait."""
+        label = self._label_of(param)
+        view = self.engine.view_of(label, param)
+        with torch.no_grad():
+            self.engine.states.store(
+                param, view, self.state[param], state_name, unscaled_state, self.amsgrad, label
+            )

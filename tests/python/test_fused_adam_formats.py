@@ -1,0 +1,247 @@
+"""Storage formats of parameters, gradients, masters and moments."""
+
+import itertools
+
+import pytest
+import torch
+from adam_cases import Adam64, equal_bits, make_step_mode, mode, step_with  # noqa: F401
+
+from stepgraph import UsageError
+
+F32, F16, BF16, U8, E4M3 = (
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.uint8,
+    torch.float8_e4m3fn,
+)
+PARAMETERS = [F32, F16, BF16]
+GRADIENTS = [F32, F16, BF16]
+MASTERS = ["none", F32, F16, "remainder"]
+MOMENTS = [F32, F16, BF16, U8]
+
+
+def options_of(master, exp_avg, exp_avg_sq):
+    options = {"exp_avg_dtype": exp_avg, "exp_avg_sq_dtype": exp_avg_sq}
+    if master == "remainder":
+        options.update(master_weights=True, store_param_remainders=True)
+    elif master != "none":
+        options.update(master_weights=True, master_weight_dtype=master)
+    return options
+
+
+def run(mode, parameter, gradient, options, steps=4, numel=300, amsgrad=False):
+    torch.manual_seed(11)
+    p = mode.parameter(torch.randn(numel), parameter)
+    # A learning rate that float32 holds exactly, as a GPU that replays keeps it.
+    lr = 2.0**-7
+    reference = Adam64(p, lr=lr, weight_decay=0.1, amsgrad=amsgrad)
+    optimizer = mode.adam(
+        [p], lr=lr, weight_decay=0.1, use_decoupled_grad=True, amsgrad=amsgrad, **options
+    )
+    for _ in range(steps):
+        p.decoupled_grad = torch.randn(numel).to(p.device, gradient)
+        optimizer.step()
+        reference.step(p.decoupled_grad)
+    return p, optimizer, reference
+
+
+# Relative errors of formats, coarsely.
+STEP_ERRORS = {F32: 1e-6, F16: 2e-3, BF16: 1e-2, U8: 0.2, E4M3: 0.2}
+PARAMETER_ERRORS = {F32: 1e-6, F16: 1e-3, BF16: 1e-2}
+
+
+@pytest.mark.parametrize("parameter", PARAMETERS)
+@pytest.mark.parametrize("master", MASTERS)
+def test_every_combination(mode, parameter, master):
+    """TransformerEngine#3358, #1656: gradients, masters and moments independent of each other."""
+    for gradient, exp_avg, exp_avg_sq in itertools.product(GRADIENTS, MOMENTS, MOMENTS):
+        options = options_of(master, exp_avg, exp_avg_sq)
+        p, optimizer, reference = run(mode, parameter, gradient, options)
+        # Four steps of at most about lr each.
+        tolerance = 4 * 0.02 * max(STEP_ERRORS[exp_avg], STEP_ERRORS[exp_avg_sq])
+        tolerance += 5 * PARAMETER_ERRORS[parameter] * 4
+        error = (p.detach().cpu().double() - reference.value).abs().max().item()
+        assert error < tolerance, (gradient, exp_avg, exp_avg_sq, error)
+        state = optimizer.state[p]
+        assert state["exp_avg"].dtype is exp_avg and state["exp_avg_sq"].dtype is exp_avg_sq
+        if master == "none":
+            assert "master_param" not in state
+        elif parameter is F32:
+            assert state["master_param"].data_ptr() == p.data_ptr()
+        elif master == "remainder":
+            assert state["master_param"].dtype is (torch.int16 if parameter is BF16 else F32)
+        else:
+            assert state["master_param"].dtype is master
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_amsgrad_in_every_format(mode, moment):
+    options = options_of("none", F32, moment)
+    p, optimizer, reference = run(mode, F32, F32, options, amsgrad=True)
+    assert optimizer.state[p]["max_exp_avg_sq"].dtype is moment
+    error = (p.detach().cpu().double() - reference.value).abs().max().item()
+    assert error < 4 * 0.02 * STEP_ERRORS[moment] + 1e-5
+
+
+def test_float8_states_are_those_of_uint8(mode):
+    states = []
+    for dtype in (U8, E4M3):
+        p, optimizer, _ = run(mode, F32, F32, options_of("none", dtype, dtype))
+        assert optimizer.state[p]["exp_avg"].dtype is dtype
+        states.append((p, optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"]))
+    assert all(equal_bits(a, b) for a, b in zip(*states))
+
+
+def test_bfloat16_moments_round_only_what_is_kept(mode):
+    """TransformerEngine#1656: this step's update uses the unrounded moments."""
+    p = mode.parameter([1.0])
+    optimizer = mode.adam([p], lr=0.1, exp_avg_dtype=BF16, exp_avg_sq_dtype=BF16)
+    g = 1.2345678
+    step_with(optimizer, p, g)
+    assert p.item() == pytest.approx(0.9, abs=1e-7)  # m / sqrt(v) of the same unrounded g
+    kept = torch.tensor(0.1 * g).to(BF16)
+    assert optimizer.state[p]["exp_avg"].item() == kept.item()
+    squares = torch.tensor(0.001 * g * g).to(BF16)
+    assert optimizer.state[p]["exp_avg_sq"].item() == squares.item()
+
+
+def test_remainders_make_a_bfloat16_parameter_exact(mode):
+    """Masters of float32 and remainders hold the same number after any number of steps."""
+    torch.manual_seed(5)
+    start = torch.randn(500)
+    runs = []
+    for remainders in (False, True):
+        torch.manual_seed(6)
+        p = mode.parameter(start, BF16)
+        optimizer = mode.adam([p], lr=1e-3, master_weights=True, store_param_remainders=remainders)
+        for _ in range(20):
+            step_with(optimizer, p, torch.randn(500).to(BF16))
+        runs.append((p, optimizer))
+    (p, optimizer), (q, with_remainders) = runs
+    from stepgraph.state_formats import join_remainder
+
+    joined = join_remainder(q, with_remainders.state[q]["master_param"])
+    assert equal_bits(joined, optimizer.state[p]["master_param"])
+    assert with_remainders.get_unscaled_state(q, "master_param").dtype is torch.int16
+
+
+def test_the_master_of_a_float32_parameter_is_the_parameter(mode):
+    """TE's goes stale."""
+    p = mode.parameter([1.0])
+    optimizer = mode.adam([p], lr=0.1, master_weights=True, master_weight_dtype=F16)
+    step_with(optimizer, p, 1.0)
+    assert optimizer.get_unscaled_state(p, "master_param").item() == p.item()
+    assert p.item() == pytest.approx(0.9, abs=1e-6)
+    with torch.no_grad():
+        p.fill_(2.0)
+    step_with(optimizer, p, 1.0)
+    assert p.item() == pytest.approx(1.9, abs=1e-6)
+    p.data = p.data.clone()
+    step_with(optimizer, p, 1.0)
+    assert optimizer.state[p]["master_param"].item() == p.item()
+
+
+def test_float16_and_bfloat16_parameters_in_one_group(mode):
+    """TE refuses that when capturable."""
+    params = [mode.parameter([1.0, 2.0], dtype) for dtype in (F32, F16, BF16)]
+    optimizer = mode.adam(params, lr=2.0**-4, master_weights=True)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    for _ in range(2):
+        optimizer.step()
+    for p in params:
+        assert p.tolist() == pytest.approx([1 - 2.0**-3, 2 - 2.0**-3], abs=2e-3)
+
+
+@pytest.mark.parametrize("dtype", MOMENTS + [E4M3])
+@pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq"])
+def test_states_can_be_read_and_written(mode, dtype, name):
+    torch.manual_seed(8)
+    p = mode.parameter(torch.randn(200))
+    optimizer = mode.adam([p], exp_avg_dtype=dtype, exp_avg_sq_dtype=dtype)
+    values = torch.rand(200, device=p.device) + 0.01
+    optimizer.set_scaled_state(p, name, values)
+    address = optimizer.state[p][name].data_ptr()
+    read = optimizer.get_unscaled_state(p, name)
+    torch.testing.assert_close(read, values, rtol=0.15, atol=2e-3)
+    if dtype is F32:
+        assert read is optimizer.state[p][name]
+    optimizer.set_scaled_state(p, name, read)
+    assert equal_bits(optimizer.get_unscaled_state(p, name), read)
+    assert optimizer.state[p][name].data_ptr() == address
+    # The step works on what was written.
+    step_with(optimizer, p, 0.0)
+    assert optimizer.state[p][name].data_ptr() == address
+    beta = 0.9 if name == "exp_avg" else 0.999
+    torch.testing.assert_close(
+        optimizer.get_unscaled_state(p, name), beta * read, rtol=0.15, atol=2e-3
+    )
+
+
+@pytest.mark.parametrize("master", [F32, F16, "remainder"])
+def test_masters_can_be_read_and_written(mode, master):
+    p = mode.parameter(torch.ones(200), BF16)
+    optimizer = mode.adam([p], lr=0.0, **options_of(master, F32, F32))
+    optimizer.initialize_state(p, master == "remainder")
+    values = torch.linspace(1, 2, 200, device=p.device)
+    optimizer.set_scaled_state(p, "master_param", values)
+    step_with(optimizer, p, 0.0)
+    if master is F32:
+        assert equal_bits(p, values.to(BF16))
+    torch.testing.assert_close(p.detach().float(), values, rtol=2**-8, atol=0)
+    read = optimizer.get_unscaled_state(p, "master_param")
+    if master == "remainder":
+        optimizer.set_scaled_state(p, "master_param", torch.zeros_like(read))
+        assert not optimizer.state[p]["master_param"].any()
+    else:
+        torch.testing.assert_close(read, values, rtol=1e-3, atol=0)
+
+
+def test_unknown_states_are_refused(mode):
+    p = mode.parameter([1.0])
+    optimizer = mode.adam([p])
+    with pytest.raises(UsageError, match="group 0 parameter 0: has no state exp_avg"):
+        optimizer.get_unscaled_state(p, "exp_avg")
+    with pytest.raises(UsageError, match="group 0 parameter 0: has no state momentum"):
+        optimizer.set_scaled_state(p, "momentum", torch.ones(1))
+    with pytest.raises(UsageError, match=r"have sizes \(2,\), expected \(1,\)"):
+        optimizer.set_scaled_state(p, "exp_avg", torch.ones(2))
+    with pytest.raises(UsageError, match="no parameter of this optimizer"):
+        optimizer.get_unscaled_state(torch.ones(1), "exp_avg")
+
+
+def test_states_of_other_formats_are_converted(mode):
+    torch.manual_seed(9)
+    p = mode.parameter(torch.randn(300))
+    optimizer = mode.adam([p], exp_avg_dtype=BF16, exp_avg_sq_dtype=U8)
+    first, second = torch.randn(300), torch.rand(300) + 0.1
+    optimizer.state[p] = {"exp_avg": first, "exp_avg_sq": second}
+    step_with(optimizer, p, 0.0)
+    assert optimizer.state[p]["exp_avg"].dtype is BF16
+    assert optimizer.state[p]["exp_avg_sq"].dtype is U8
+    torch.testing.assert_close(
+        optimizer.get_unscaled_state(p, "exp_avg").cpu(), 0.9 * first, rtol=0.02, atol=0.02
+    )
+    torch.testing.assert_close(
+        optimizer.get_unscaled_state(p, "exp_avg_sq").cpu(), second, rtol=0.15, atol=0.01
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("where", ["cuda-eager", "cuda-replay"])
+@pytest.mark.parametrize("master", MASTERS)
+def test_the_bits_of_the_cpu(where, master):
+    """Every format gives the same bits eager, replayed and on the processor."""
+    on_gpu, on_cpu = make_step_mode(where), make_step_mode("cpu")
+    for parameter, gradient, exp_avg, exp_avg_sq in itertools.product(
+        PARAMETERS, GRADIENTS, MOMENTS, MOMENTS
+    ):
+        options = options_of(master, exp_avg, exp_avg_sq)
+        a, first, _ = run(on_gpu, parameter, gradient, options)
+        b, second, _ = run(on_cpu, parameter, gradient, options)
+        assert equal_bits(a, b), (parameter, gradient, exp_avg, exp_avg_sq)
+        for name, of_gpu in first.state[a].items():
+            assert equal_bits(of_gpu, second.state[b][name]), (name, exp_avg, exp_avg_sq)
+        for name, scales in first._scales[a].items():
+            assert equal_bits(scales, second._scales[b][name]), (name, exp_avg, exp_avg_sq)
