@@ -1,6 +1,6 @@
 """Captures of the caller's for tests: torch.cuda.graph on a GPU, and on the processor a stand-in
-that records steps and runs them when replayed. The stand-in has the executor's numbers and the rules
-of captures (what is recorded does not run, what is delivered beside runs at once), not CUDA's."""
+that records steps and runs them when replayed. The stand-in has the executor's numbers and the
+rules of captures (what is recorded does not run, what is delivered beside runs at once), not CUDA's."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from adam_cases import StepMode
 
+from adam_cases import StepMode
 from stepgraph import (
     _core,
     runners,
@@ -111,7 +111,14 @@ class HostCapture:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.active: HostGraph | None = None
-        for module in (runners, scaler_inputs, step_changes, step_engine, step_progress, value_sending):
+        for module in (
+            runners,
+            scaler_inputs,
+            step_changes,
+            step_engine,
+            step_progress,
+            value_sending,
+        ):
             monkeypatch.setattr(module, "is_capturing", lambda index: self.active is not None)
         monkeypatch.setattr(runners, "_raw_stream", lambda index: 0)
         monkeypatch.setattr(runners, "current_stream", lambda index: 0)

@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 import torch
-from adam_cases import equal_bits, mode, set_gradient, step_with  # noqa: F401
 
+from adam_cases import equal_bits, mode, set_gradient, step_with  # noqa: F401
 from stepgraph import FusedAdam, UsageError, _core
 
 BF16, F16, U8 = torch.bfloat16, torch.float16, torch.uint8

@@ -5,9 +5,9 @@ import gc
 
 import pytest
 import torch
+
 from adam_cases import Adam64, equal_bits, make_step_mode, set_gradient
 from captures import captures  # noqa: F401
-
 from stepgraph import FusedAdam, UsageError, _core
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -5,6 +5,7 @@ import tempfile
 
 import pytest
 import torch
+
 from adam_cases import Adam64
 
 dist = pytest.importorskip("torch.distributed")

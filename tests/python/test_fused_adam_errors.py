@@ -5,8 +5,8 @@ import sys
 
 import pytest
 import torch
-from adam_cases import mode, set_gradient  # noqa: F401
 
+from adam_cases import mode, set_gradient  # noqa: F401
 from stepgraph import FusedAdam, LossScaling, UsageError
 
 

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 import torch
-from adam_cases import Adam64, equal_bits, make_step_mode, mode, step_with  # noqa: F401
 
+from adam_cases import Adam64, equal_bits, make_step_mode, mode, step_with  # noqa: F401
 from stepgraph import UsageError
 
 F32, F16, BF16, U8, E4M3 = (

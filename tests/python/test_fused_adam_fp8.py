@@ -5,8 +5,8 @@ import types
 
 import pytest
 import torch
-from adam_cases import Adam64, equal_bits, mode  # noqa: F401
 
+from adam_cases import Adam64, equal_bits, mode  # noqa: F401
 from stepgraph import UsageError
 
 DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}

@@ -3,8 +3,8 @@ step."""
 
 import pytest
 import torch
-from adam_cases import Adam64, equal_bits, mode, set_gradient, step_with  # noqa: F401
 
+from adam_cases import Adam64, equal_bits, mode, set_gradient, step_with  # noqa: F401
 from stepgraph import FusedAdam, _core
 
 

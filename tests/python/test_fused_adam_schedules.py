@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from adam_cases import mode, set_gradient, step_with  # noqa: F401
 from torch.optim import lr_scheduler as s
 
+from adam_cases import mode, set_gradient, step_with  # noqa: F401
 from stepgraph import UsageError, _core
 
 FAMILIES = {

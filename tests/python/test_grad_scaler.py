@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from adam_cases import equal_bits, mode, set_gradient, step_with  # noqa: F401
 
+from adam_cases import equal_bits, mode, set_gradient, step_with  # noqa: F401
 from stepgraph import UsageError, _core
 
 pytestmark = pytest.mark.filterwarnings("ignore:GradScaler is going to stop:FutureWarning")

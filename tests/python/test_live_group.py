@@ -8,8 +8,8 @@ import weakref
 
 import pytest
 import torch
-from adam_cases import Adam64, mode, set_gradient, step_with  # noqa: F401
 
+from adam_cases import Adam64, mode, set_gradient, step_with  # noqa: F401
 from stepgraph import UsageError
 from stepgraph.live_group import LiveGroup, StateMap
 
@@ -358,7 +358,7 @@ def test_many_groups_of_one_tensor(mode):
 
     optimizer = mode.adam(groups(params))
     expected = torch.optim.AdamW(groups(theirs))
-    for t in range(3):
+    for _ in range(3):
         for a, b in zip(params, theirs):
             g = torch.randn(3).to(a.device)
             a.grad, b.grad = g, g.clone()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from stepgraph._core import UsageError
 
 from megatron_world import pretended_gpu
+from stepgraph._core import UsageError
 from stepgraph.megatron.grad_scaler import is_on_device, move_to_device
 
 grad_scaler = pytest.importorskip("megatron.core.optimizer.grad_scaler")

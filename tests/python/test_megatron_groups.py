@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from stepgraph.fused_adam import FusedAdam
 
 import stepgraph.megatron
 from megatron_world import Training, assert_same_tensors, device, installed
+from stepgraph.fused_adam import FusedAdam
 
 __all__ = ["device", "installed"]
 pytestmark = pytest.mark.usefixtures("installed")

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from stepgraph._core import UsageError
-from stepgraph.fused_adam import FusedAdam
 
 import stepgraph.megatron
 from megatron_world import Training, pretended_gpu, process_groups
+from stepgraph._core import UsageError
+from stepgraph.fused_adam import FusedAdam
 
 MODULES = (
     "megatron.core.optimizer",

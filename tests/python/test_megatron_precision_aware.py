@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from stepgraph.fused_adam import FusedAdam
 
 from megatron_world import Training, assert_same, assert_same_tensors, device, installed, pair
+from stepgraph.fused_adam import FusedAdam
 
 __all__ = ["device", "installed"]
 pytestmark = pytest.mark.usefixtures("installed")

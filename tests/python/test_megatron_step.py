@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from stepgraph._core import CaptureError, UsageError
 
 import stepgraph.megatron
 from megatron_world import (
@@ -20,6 +19,7 @@ from megatron_world import (
     no_waiting,
     pair,
 )
+from stepgraph._core import CaptureError, UsageError
 from stepgraph.megatron import OptimizerCudaGraphWrapper
 from stepgraph.megatron.host_reads import NoHostReads
 

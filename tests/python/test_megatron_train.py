@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from stepgraph._core import UsageError
 
 import stepgraph.megatron
 from megatron_world import (
@@ -27,6 +26,7 @@ from megatron_world import (
     pair,
     process_groups,
 )
+from stepgraph._core import UsageError
 
 __all__ = ["device", "installed"]
 pytestmark = pytest.mark.usefixtures("installed")

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from adam_cases import equal_bits
 
+from adam_cases import equal_bits
 from stepgraph import _core, state_formats
 from stepgraph.state_formats import (
     decode_block_scaled,

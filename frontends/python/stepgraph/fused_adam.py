@@ -47,8 +47,8 @@ class FusedAdam(StepControls, StateAccess, Optimizer):
     of groups may change at any time: nothing is captured again.
 
     A parameter without gradient takes no part in a step. Parameters and states are updated in
-    place; gradients are read only, unless asked otherwise or scaled by a GradScaler. Nothing waits for the GPU but reading
-    back: `group["step"]`, `status()`, `state_dict()`, `release()`.
+    place; gradients are read only, unless asked otherwise or scaled by a GradScaler. Nothing waits
+    for the GPU but reading back: `group["step"]`, `status()`, `state_dict()`, `release()`.
 
     Args:
         params: parameters, named parameters or groups, as for torch's optimizers.
@@ -78,8 +78,8 @@ class FusedAdam(StepControls, StateAccess, Optimizer):
         schedule, weight_decay_schedule: schedules that the step evaluates on the device; of a group
             by the keys of the same names. Values that are assigned hold over them.
         zero_gradients: the step leaves zeros in the gradients that it has read.
-        unscale_gradients: the step leaves unscaled and clipped gradients; None: where a GradScaler's
-            scale was in them, as torch's and Transformer Engine's optimizers do. That takes a write
+        unscale_gradients: the step leaves unscaled and clipped gradients; None: where a
+            GradScaler's scale was in them, as torch's and Transformer Engine's optimizers do. That takes a write
             of every gradient, which False saves.
         records: number of step records that are kept for records().
         stochastic_rounding, seed: round bfloat16 parameters without master at random.
