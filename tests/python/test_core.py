@@ -697,7 +697,7 @@ class TestGraphExecutor:
         assert runner.core.recapture_required() is not None
         with pytest.raises(stepgraph.UsageError, match="ceiling is 'cheap'"):
             runner.core.update(plan, stream, "cheap")
-        assert runner.core.update(plan, stream).path == "instantiate"
+        assert runner.core.update(plan, stream).rebuilt
         runner.launch()
         assert runner.core.status().step == 1
 
