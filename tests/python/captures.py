@@ -1,6 +1,7 @@
 """Captures of the caller's for tests: torch.cuda.graph on a GPU, and on the processor a stand-in
 that records steps and runs them when replayed. The stand-in has the executor's numbers and the
-rules of captures (what is recorded does not run, what is delivered beside runs at once), not CUDA's."""
+rules of captures (what is recorded does not run, what is delivered beside runs at once), not
+CUDA's."""
 
 from __future__ import annotations
 

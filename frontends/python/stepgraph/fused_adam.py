@@ -79,8 +79,8 @@ class FusedAdam(StepControls, StateAccess, Optimizer):
             by the keys of the same names. Values that are assigned hold over them.
         zero_gradients: the step leaves zeros in the gradients that it has read.
         unscale_gradients: the step leaves unscaled and clipped gradients; None: where a
-            GradScaler's scale was in them, as torch's and Transformer Engine's optimizers do. That takes a write
-            of every gradient, which False saves.
+            GradScaler's scale was in them, as torch's and Transformer Engine's optimizers do. That
+            takes a write of every gradient, which False saves.
         records: number of step records that are kept for records().
         stochastic_rounding, seed: round bfloat16 parameters without master at random.
         samples_per_step: what an applied step adds to the samples consumed, by which schedules may
