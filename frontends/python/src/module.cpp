@@ -3,6 +3,9 @@
 // stepgraph._core: the plan, the executors and what Python needs to find out fast. Knows nothing of
 // torch at compile time: tensors arrive as addresses, so that one module serves every version.
 NB_MODULE(_core, module) {
+  // What a program still holds when it ends is no leak of this module, and the message would reach
+  // those who run the program.
+  nanobind::set_leak_warnings(false);
   using namespace stepgraph::python;
   module.doc() = "The optimizer step of stepgraph: plans, executors, schedules.";
   module.attr("__version__") = STEPGRAPH_VERSION;
