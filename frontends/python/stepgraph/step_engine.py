@@ -107,7 +107,7 @@ class StepEngine(StepChanges):
         the way, unless captured replays may use the old ones."""
         assert self.runner is not None
         if self.runner.captured:
-            return self._watch.changed()  # type: ignore[no-any-return]
+            return self._watch.changed()
         rebound, moved = self.runner.rebind_gradients(self._watch)
         if rebound:
             self.rebinds += rebound
