@@ -397,16 +397,21 @@ def test_an_all_gather_that_outlives_the_step_is_refused(device: torch.device) -
 # Reads on the host.
 
 
-def in_megatron(source: str) -> Any:
-    """Runs code as if it stood in Megatron."""
-    scope: dict[str, Any] = {"__name__": "megatron.core.something", "torch": torch, "inf": math.inf}
+def in_megatron(source: str, device: torch.device) -> Any:
+    """Runs code as if it stood in Megatron, where `value` makes tensors on the device."""
+
+    def value(of: Any) -> torch.Tensor:
+        return torch.tensor(of, device=device)
+
+    scope: dict[str, Any] = {"__name__": "megatron.core.something", "value": value, "inf": math.inf}
     exec(compile(source, "something.py", "exec"), scope)
     return scope
 
 
 def test_megatrons_item_stays_on_the_device(device: torch.device) -> None:
     with NoHostReads(device):
-        found = in_megatron("x = torch.tensor([4.0])\ny = x.item() ** 0.5 > 1.0\nx.fill_(0)")["y"]
+        source = "x = value([4.0])\ny = x.item() ** 0.5 > 1.0\nx.fill_(0)"
+        found = in_megatron(source, device)["y"]
     assert isinstance(found, torch.Tensor) and found.shape == () and bool(found)
 
 
@@ -416,12 +421,12 @@ def test_megatrons_decisions_on_the_host_are_refused_with_the_place(device: torc
             NoHostReads(device),
             pytest.raises(CaptureError, match=r"something\.py:2: .* decides on the host"),
         ):
-            in_megatron("x = torch.tensor(0.0)\n" + source)
+            in_megatron("x = value(0.0)\n" + source, device)
 
 
 def test_a_threshold_that_is_off_needs_no_value(device: torch.device) -> None:
     with NoHostReads(device):
-        assert in_megatron("x = torch.tensor([3.0])\nfound = x > inf")["found"] is False
+        assert in_megatron("x = value([3.0])\nfound = x > inf", device)["found"] is False
 
 
 def test_reads_of_others_are_theirs(device: torch.device) -> None:
