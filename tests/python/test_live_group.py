@@ -292,6 +292,10 @@ def test_initial_lr_does_not_alias(mode):
     group["initial_lr"] = group["lr"]
     lr.fill_(0.5)
     assert float(group["initial_lr"]) == pytest.approx(0.1)
+    group["lr"] = group["initial_lr"]
+    assert float(group["lr"]) == pytest.approx(0.1)
+    group["lr"].fill_(0.5)
+    assert float(group["initial_lr"]) == pytest.approx(0.1)
 
 
 def test_replaced_states_are_followed(mode):

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 import stepgraph
-from stepgraph._core import TensorWatch
+from core_problem import Problem
+from stepgraph._core import HostExecutor, TensorWatch
 
 
 def parameters(device, count=4):
@@ -112,6 +113,26 @@ def test_without_gradients(device):
     assert watch.changed() == []
     made[0].data = torch.ones_like(made[0])
     assert watch.changed() == [0]
+
+
+def test_gradients_that_only_moved_are_rebound():
+    problem = Problem("cpu", sizes=(6, 6, 6, 6))
+    made = [tensor["parameter"] for tensor in problem.tensors]
+    for tensor in problem.tensors:
+        tensor["parameter"].grad = tensor["gradient"]
+    executor = HostExecutor(problem.plan())
+    watch = watch_of(made)
+    watch.accept([0, 1, 2, -1])
+    kept = [parameter.grad.data for parameter in made]
+    made[0].grad = torch.zeros(6)
+    made[2].grad.data = torch.zeros(2, 3)
+    made[3].grad = torch.zeros(6)
+    assert watch.rebind_gradients(executor) == (1, [2, 3])
+    assert watch.rebind_gradients(executor) == (0, [2, 3])
+    before = [parameter.clone() for parameter in made]
+    executor.launch()
+    assert [torch.equal(a, b) for a, b in zip(made, before)] == [True, False, False, False]
+    del kept
 
 
 def test_subclasses_are_read_by_their_methods(device):

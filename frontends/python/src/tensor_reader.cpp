@@ -61,13 +61,13 @@ nb::object tensor_reader::gradient_of(nb::handle tensor) const {
   return gradient;
 }
 
-tensor_place tensor_reader::read(nb::handle tensor) const {
+tensor_place tensor_reader::read(nb::handle tensor, bool with_layout) const {
   tensor_place place;
   if (tensor.is_none()) {
     place.state = tensor_place::kind::absent;
     return place;
   }
-  if (!read_by_table(tensor, place) && !read_by_methods(tensor, place)) return {};
+  if (!read_by_table(tensor, place) && !read_by_methods(tensor, with_layout, place)) return {};
   place.state = tensor_place::kind::present;
   return place;
 }
@@ -89,13 +89,19 @@ bool tensor_reader::read_by_table(nb::handle tensor, tensor_place& place) const 
   return true;
 }
 
-bool tensor_reader::read_by_methods(nb::handle tensor, tensor_place& place) const {
+bool tensor_reader::read_by_methods(nb::handle tensor, bool with_layout,
+                                    tensor_place& place) const {
   try {
     place.address = nb::cast<std::uint64_t>(tensor.attr("data_ptr")());
     place.numel = nb::cast<std::int64_t>(tensor.attr("numel")());
     place.contiguous = nb::cast<bool>(tensor.attr("is_contiguous")());
     // torch has one object for each element type, which lives as long as torch.
     place.type = reinterpret_cast<std::uintptr_t>(nb::object(tensor.attr("dtype")).ptr());
+    if (with_layout && is_plain(tensor)) {
+      const nb::tuple layout =
+          nb::make_tuple(nb::object(tensor.attr("device")), nb::object(tensor.attr("shape")));
+      place.layout = static_cast<std::uint64_t>(nb::hash(layout)) | 1u;
+    }
     return true;
   } catch (const nb::python_error&) {
     return false;

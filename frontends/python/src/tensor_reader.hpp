@@ -45,8 +45,9 @@ class tensor_reader {
   tensor_reader();
 
   /// `tensor` may be None. Clears errors of tensors that have no memory of their own (meta, sparse,
-  /// functional): their place is unknown.
-  tensor_place read(nanobind::handle tensor) const;
+  /// functional): their place is unknown. The layout costs more without the table, so there it is
+  /// read only where asked for.
+  tensor_place read(nanobind::handle tensor, bool with_layout = false) const;
 
   /// `tensor.grad`, without looking the name up again for plain tensors and parameters.
   nanobind::object gradient_of(nanobind::handle tensor) const;
@@ -58,7 +59,7 @@ class tensor_reader {
     return type.is(parameter_type_) || type.is(tensor_type_);
   }
   bool read_by_table(nanobind::handle tensor, tensor_place& place) const;
-  bool read_by_methods(nanobind::handle tensor, tensor_place& place) const;
+  bool read_by_methods(nanobind::handle tensor, bool with_layout, tensor_place& place) const;
 
   nanobind::object tensor_type_;
   nanobind::object parameter_type_;

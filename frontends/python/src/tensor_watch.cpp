@@ -63,8 +63,9 @@ class tensor_watch {
     std::vector<std::pair<std::size_t, tensor_place>> moved;
     for (std::size_t i = 0; i < entries_.size(); ++i) {
       const entry& each = entries_[i];
-      const tensor_place gradient = gradient_place(each);
+      tensor_place gradient = gradient_place(each);
       const bool stays = gradient.same_as(each.noted_gradient);
+      if (!stays && gradient.layout == 0) gradient = gradient_place(each, true);
       if (!parameter_place(each).same_as(each.noted_parameter) ||
           (!stays && (each.tensor < 0 || !gradient.moved_from(each.noted_gradient)))) {
         indices.append(i);
@@ -89,7 +90,7 @@ class tensor_watch {
     std::vector<std::pair<tensor_place, tensor_place>> places;
     places.reserve(entries_.size());
     for (const entry& each : entries_) {
-      places.emplace_back(parameter_place(each), gradient_place(each));
+      places.emplace_back(parameter_place(each), gradient_place(each, true));
     }
     for (std::size_t i = 0; i < entries_.size(); ++i) {
       entries_[i].noted_parameter = places[i].first;
@@ -143,11 +144,11 @@ class tensor_watch {
     return nb::none();
   }
 
-  tensor_place gradient_place(const entry& of) const {
+  tensor_place gradient_place(const entry& of, bool with_layout = false) const {
     if (of.alone) return reader_.read(nb::none());
     const nb::object gradient = gradient_of(of);
-    return of.wrapped && !gradient.is_none() ? reader_.read(local(gradient))
-                                             : reader_.read(gradient);
+    return of.wrapped && !gradient.is_none() ? reader_.read(local(gradient), with_layout)
+                                             : reader_.read(gradient, with_layout);
   }
 
   tensor_reader reader_;

@@ -130,8 +130,10 @@ class LiveGroup(dict[str, Any]):
     # Writing.
 
     def __setitem__(self, key: str, value: Any) -> None:
-        if key == "initial_lr" and isinstance(value, torch.Tensor):
-            value = value.detach().clone()
+        if key in ("lr", "initial_lr") and isinstance(value, torch.Tensor):
+            # SequentialLR of torch before 2.10 makes them one tensor, and fills lr afterwards.
+            if key == "initial_lr" or value is self.stored("initial_lr"):
+                value = value.detach().clone()
         observer = self.observer()
         if observer is None:
             super().__setitem__(key, value)
