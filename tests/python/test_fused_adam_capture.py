@@ -239,6 +239,21 @@ def test_a_gradient_that_goes_after_the_capture_is_refused(captures):
         optimizer.step()
 
 
+def test_whether_a_step_was_captured(captures):
+    p, optimizer = one_parameter(captures)
+    assert not optimizer.captured
+    optimizer.step()
+    assert not optimizer.captured
+    for end in (optimizer.abandon_captured_steps, optimizer.release):
+        graph = captured_step(captures, optimizer)
+        assert optimizer.captured
+        graph.replay()
+        assert optimizer.captured
+        del graph
+        end()
+        assert not optimizer.captured
+
+
 def test_another_plan_after_the_capture_is_refused(captures):
     p, optimizer = one_parameter(captures)
     graph = captured_step(captures, optimizer)

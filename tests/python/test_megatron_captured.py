@@ -67,7 +67,7 @@ class Recorded(OptimizerCudaGraphWrapper):
 
     def _replay(self) -> None:
         (adam,) = self._step.adams
-        assert adam.engine.captured
+        assert adam.captured
         self._before_replay()
         adam.step = self._replayed_step
         try:

@@ -69,6 +69,12 @@ class StepControls:
         gradients may move again."""
         self.engine.abandon_captured_steps()
 
+    @property
+    def captured(self) -> bool:
+        """Whether a step was recorded into a capture of the caller's, so that replays may run it at
+        any time: until abandon_captured_steps() or release()."""
+        return self.engine.captured
+
     def recapture_required(self) -> str | None:
         """Why replays of a captured step would be wrong, or None."""
         return self.engine.recapture_required()

@@ -136,7 +136,7 @@ class OptimizerCudaGraphWrapper:
         reason = self._fingerprint.difference(now)
         if reason is None and self._graph is not None:
             for position, adam in enumerate(self._step.adams):
-                if not adam.engine.captured:
+                if not adam.captured:
                     return f"the step of optimizer {position} was released or built anew"
         if reason is None:
             return None
