@@ -167,6 +167,22 @@ def test_prepared_gradients_that_do_not_come(captures):
     close(q, 1.0)
 
 
+@pytest.mark.filterwarnings("ignore:FusedAdam. the step was built anew")
+def test_gradients_dropped_before_prepare(captures):
+    """They are expected to come, but a step without them must not read their old memory."""
+    p, optimizer = one_parameter(captures)
+    optimizer.step()
+    optimizer.zero_grad()
+    optimizer.prepare()
+    optimizer.prepare()
+    optimizer.step()
+    close(p, 0.9)
+    set_gradient(p, 1.0)
+    optimizer.step()
+    assert optimizer.param_groups[0]["step"] == 3
+    assert p.item() < 0.9
+
+
 def test_a_gradient_that_is_missing_in_the_capture(captures):
     """dion#108: the error names it."""
     p, q = captures.parameter([1.0]), captures.parameter([1.0])
@@ -237,6 +253,160 @@ def test_a_gradient_that_goes_after_the_capture_is_refused(captures):
     p.grad = None
     with pytest.raises(UsageError, match="weight: a gradient .* abandon_captured_steps"):
         optimizer.step()
+
+
+def two_parameters(captures, **options):
+    """Two parameters and their gradients, warmed up and captured."""
+    params = [captures.parameter([1.0]), captures.parameter([1.0])]
+    optimizer = captures.adam(list(zip(("first", "second"), params)), lr=0.1, **options)
+    for p in params:
+        set_gradient(p, 1.0)
+    return params, [p.grad for p in params], optimizer, captured_step(captures, optimizer)
+
+
+def replace_groups(optimizer):
+    """New dictionaries and lists of the same content, as Megatron puts into place."""
+    optimizer.param_groups = [
+        {**group, "params": list(group["params"])} for group in optimizer.param_groups
+    ]
+
+
+def replace_states(optimizer):
+    for state in optimizer.state.values():
+        state["exp_avg"] = state["exp_avg"].clone()
+
+
+@pytest.mark.parametrize("change", [replace_groups, replace_states])
+@pytest.mark.parametrize("way", ["deliver", "prepare"])
+@pytest.mark.parametrize("dropped", [(0, 1), (1,)], ids=["all", "one"])
+def test_dropped_gradients_stay_in_a_captured_step(captures, change, way, dropped):
+    """zero_grad() between replays: what is planned anew keeps the memory that replays read."""
+    params, kept, optimizer, graph = two_parameters(captures)
+    for i in dropped:
+        params[i].grad = None
+    change(optimizer)
+    getattr(optimizer, way)()
+    assert optimizer.captured and optimizer.recapture_required() is None
+    for gradient in kept:
+        gradient.fill_(-1.0)
+    reference = Adam64(torch.ones(1), lr=0.1)
+    for g in (1.0, -1.0, -1.0):
+        reference.step(torch.tensor([g]))
+    graph.replay()
+    graph.replay()
+    for p in params:
+        close(p, reference.value.numpy())
+    assert optimizer.param_groups[0]["step"] == 3
+    # A step outside the capture would have to leave them out.
+    with pytest.raises(UsageError, match=f"{('first', 'second')[dropped[0]]}.*: a gradient"):
+        optimizer.step()
+    for p, gradient in zip(params, kept):
+        p.grad = gradient
+    optimizer.step()
+    reference.step(torch.tensor([-1.0]))
+    for p in params:
+        close(p, reference.value.numpy())
+    del graph
+    optimizer.abandon_captured_steps()
+    params[1].grad = None
+    with pytest.warns(UserWarning, match="built anew because gradients came or went"):
+        optimizer.step()
+    close(params[1], reference.value.numpy())
+
+
+def test_dropped_gradients_and_values_that_change(captures):
+    params, kept, optimizer, graph = two_parameters(captures)
+    optimizer.zero_grad()
+    replace_groups(optimizer)
+    optimizer.param_groups[0]["weight_decay"] = 0.5
+    optimizer.deliver()
+    graph.replay()
+    reference = Adam64(torch.ones(1), lr=0.1)
+    reference.step(kept[0])
+    reference.weight_decay = 0.5
+    reference.step(kept[0])
+    for p in params:
+        close(p, reference.value.numpy())
+
+
+def test_a_gradient_that_comes_elsewhere_is_refused(captures):
+    """Also if it was None when the step was planned anew."""
+    params, kept, optimizer, graph = two_parameters(captures)
+    optimizer.zero_grad()
+    replace_groups(optimizer)
+    optimizer.deliver()
+    params[0].grad = kept[0]
+    set_gradient(params[1], 1.0)
+    assert optimizer.recapture_required() == "second: the gradient moved to other memory"
+    with pytest.raises(UsageError, match="second: the gradient moved"):
+        optimizer.step()
+    replace_groups(optimizer)
+    with pytest.raises(UsageError, match="second: the gradient moved"):
+        optimizer.deliver()
+    params[1].grad = kept[1]
+    optimizer.step()
+    graph.replay()
+    for p in params:
+        close(p, 0.7)
+
+
+def test_a_gradient_of_another_type_in_the_same_place_is_refused(captures):
+    p = captures.parameter([1.0])
+    optimizer = captures.adam([("weight", p)], lr=0.1, use_decoupled_grad=True)
+    set_gradient(p, 1.0, "decoupled_grad")
+    p.decoupled_grad = p.decoupled_grad.to(torch.bfloat16)
+    captured_step(captures, optimizer)
+    p.decoupled_grad = p.decoupled_grad.view(torch.float16)
+    assert optimizer.recapture_required() == "weight: the gradient changed its type"
+    replace_groups(optimizer)
+    with pytest.raises(UsageError, match="weight: the gradient has type torch.float16, expected"):
+        optimizer.deliver()
+
+
+def test_a_gradient_that_was_not_captured_takes_no_part(captures):
+    """Not even as one that is expected to come."""
+    p, q = captures.parameter([1.0]), captures.parameter([1.0])
+    optimizer = captures.adam([("first", p), ("second", q)], lr=0.1)
+    set_gradient(p, 1.0)
+    graph = captured_step(captures, optimizer)
+    replace_groups(optimizer)
+    optimizer.prepare()
+    optimizer.step()
+    graph.replay()
+    close(p, 0.7)
+    close(q, 1.0)
+    set_gradient(q, 1.0)
+    assert optimizer.recapture_required().startswith("second: a gradient came")
+    with pytest.raises(UsageError, match="second: a gradient"):
+        optimizer.step()
+
+
+def test_a_dropped_gradient_needs_no_recapture(captures):
+    params, kept, optimizer, graph = two_parameters(captures)
+    optimizer.zero_grad()
+    assert optimizer.recapture_required() is None
+    optimizer.prepare()
+    assert optimizer.recapture_required() is None
+    with pytest.raises(UsageError, match="first, second: a gradient"):
+        optimizer.step()
+    graph.replay()
+    for p in params:
+        close(p, 0.8)
+
+
+def test_whether_a_step_was_captured(captures):
+    p, optimizer = one_parameter(captures)
+    assert not optimizer.captured
+    optimizer.step()
+    assert not optimizer.captured
+    for end in (optimizer.abandon_captured_steps, optimizer.release):
+        graph = captured_step(captures, optimizer)
+        assert optimizer.captured
+        graph.replay()
+        assert optimizer.captured
+        del graph
+        end()
+        assert not optimizer.captured
 
 
 def test_another_plan_after_the_capture_is_refused(captures):

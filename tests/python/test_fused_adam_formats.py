@@ -7,6 +7,7 @@ import torch
 
 from adam_cases import Adam64, equal_bits, make_step_mode, mode, step_with  # noqa: F401
 from stepgraph import UsageError
+from stepgraph.state_formats import join_remainder, split_master
 
 F32, F16, BF16, U8, E4M3 = (
     torch.float32,
@@ -119,10 +120,7 @@ def test_remainders_make_a_bfloat16_parameter_exact(mode):
             step_with(optimizer, p, torch.randn(500).to(BF16))
         runs.append((p, optimizer))
     (p, optimizer), (q, with_remainders) = runs
-    from stepgraph.state_formats import join_remainder
-
-    joined = join_remainder(q, with_remainders.state[q]["master_param"])
-    assert equal_bits(joined, optimizer.state[p]["master_param"])
+    assert equal_bits(joined(with_remainders, q), optimizer.state[p]["master_param"])
     assert with_remainders.get_unscaled_state(q, "master_param").dtype is torch.int16
 
 
@@ -196,6 +194,92 @@ def test_masters_can_be_read_and_written(mode, master):
         assert not optimizer.state[p]["master_param"].any()
     else:
         torch.testing.assert_close(read, values, rtol=1e-3, atol=0)
+
+
+def adam_with_master(mode, values, master):
+    p = mode.parameter(values, BF16)
+    optimizer = mode.adam([("weight", p)], **options_of(master, F32, F32))
+    optimizer.initialize_state(p)
+    return p, optimizer
+
+
+def joined(optimizer, p):
+    return join_remainder(p, optimizer.state[p]["master_param"])
+
+
+@pytest.mark.parametrize(
+    "remainders",
+    [
+        torch.tensor([-32768.0, 32767.0, 0.0, 1.0, -1.0, 12345.0]),
+        torch.zeros(6),
+        torch.ones(6),
+        torch.full((6,), -7.0),
+    ],
+    ids=["any", "zeros", "ones", "small"],
+)
+def test_remainders_in_float32(mode, remainders):
+    """As Megatron's files hold them, wherever these are; int16 gives the same."""
+    values = torch.tensor([1.5, 2.5, -0.75, 0.0, 3.0, 1e-3])
+    for given in (remainders, remainders.to(mode.device), remainders.to(torch.int16)):
+        p, optimizer = adam_with_master(mode, values, "remainder")
+        before, stored = p.detach().clone(), optimizer.state[p]["master_param"]
+        optimizer.set_scaled_state(p, "master_param", given)
+        assert optimizer.state[p]["master_param"] is stored
+        assert torch.equal(stored.cpu(), remainders.to(torch.int16))
+        assert equal_bits(p, before)
+
+
+@pytest.mark.parametrize(
+    "master",
+    [
+        torch.linspace(-1, 1, 50),
+        torch.ones(50),
+        torch.arange(50).float(),
+        # 257 and 259 lie between two numbers of bfloat16, whose nearest even ones differ in side.
+        torch.tensor([257.0, 259.0, -257.0, -259.0, 1.0] * 10),
+        torch.full((50,), 40000.0),
+        torch.tensor([0.0, float("inf"), float("nan"), 1.0, -0.0] * 10),
+    ],
+    ids=["fractions", "ones", "integers", "halfway", "large", "special"],
+)
+@pytest.mark.parametrize("rounding", ["even", "up"])
+def test_masters_in_float32_beside_remainders(mode, master, rounding):
+    """The parameter was loaded before, from whichever kind of run."""
+    p, optimizer = adam_with_master(mode, master.double(), "remainder")
+    if rounding == "up":
+        with torch.no_grad():
+            split_master(master.to(p.device), p, torch.empty_like(p, dtype=torch.int16))
+    optimizer.set_scaled_state(p, "master_param", master)
+    assert equal_bits(joined(optimizer, p), master)
+
+
+def test_masters_in_float32_set_the_parameter(mode):
+    """Unless they might be remainders; in a checkpoint of ours they never are."""
+    p, optimizer = adam_with_master(mode, torch.ones(3), "remainder")
+    for master in ([0.5, 2.0, 3.0], [1.0, 40000.0, 2.0]):
+        optimizer.set_scaled_state(p, "master_param", torch.tensor(master))
+        assert joined(optimizer, p).tolist() == master
+    q, whole = adam_with_master(mode, torch.full((3,), 2.0), F32)
+    step_with(whole, q, 0.0)
+    step_with(optimizer, p, 0.0)
+    optimizer.load_state_dict(whole.state_dict())
+    assert joined(optimizer, p).tolist() == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("master", [F32, F16])
+def test_remainders_where_whole_masters_are_kept_are_refused(mode, master):
+    p, optimizer = adam_with_master(mode, torch.ones(3), master)
+    kept = optimizer.get_unscaled_state(p, "master_param").clone()
+    with pytest.raises(UsageError, match="weight: .* store_param_remainders=True"):
+        optimizer.set_scaled_state(p, "master_param", torch.tensor([1.0, -300.0, 0.0]))
+    assert equal_bits(optimizer.get_unscaled_state(p, "master_param"), kept)
+    # Likely weights, and integers that the parameter has too, are masters.
+    for values in ([2.0, 4.0, 0.0], [1024.0, 4.0, 0.0]):
+        if values[0] == 1024.0:
+            with torch.no_grad():
+                p.copy_(torch.tensor(values))
+        optimizer.set_scaled_state(p, "master_param", torch.tensor(values))
+        assert optimizer.get_unscaled_state(p, "master_param").tolist() == values
 
 
 def test_unknown_states_are_refused(mode):

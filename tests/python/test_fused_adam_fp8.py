@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from adam_cases import Adam64, equal_bits, mode  # noqa: F401
+from captures import captures  # noqa: F401
 from stepgraph import UsageError
 
 DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -198,6 +199,26 @@ def test_tensors_that_quantize_themselves(mode):
     saved = optimizer.state_dict()
     optimizer.load_state_dict(saved)
     assert optimizer.param_groups[0]["step"] == 3
+
+
+@pytest.mark.parametrize("delayed", [True, False])
+def test_what_moves_after_a_capture(captures, delayed):
+    p = Float8Tensor(torch.ones(64, device=captures.device), 16.0, "e4m3", delayed)
+    optimizer = captures.adam([("weight", p)], lr=0.25, master_weights=True)
+    p.grad = torch.ones(64, device=p.device, dtype=torch.bfloat16)
+    optimizer.step()
+    with captures.capture():
+        optimizer.step()
+    kept = p.grad
+    assert optimizer.recapture_required() is None
+    p.grad = None
+    assert optimizer.recapture_required() is None
+    p.grad = kept.clone()
+    assert optimizer.recapture_required() == "weight: the gradient moved to other memory"
+    p.grad = kept
+    if delayed:
+        p._data = p._data.clone()
+        assert optimizer.recapture_required() == "weight: the parameter moved to other memory"
 
 
 def test_checkpoints_of_fp8_weights(mode):

@@ -23,6 +23,7 @@ from megatron_world import (
     process_groups,
 )
 from stepgraph.megatron import OptimizerCudaGraphWrapper
+from stepgraph.megatron.addresses import Fingerprint
 from stepgraph.megatron.parts import gradients
 
 captures = pytest.importorskip("captures", reason="FusedAdam's tests are not beside")
@@ -67,7 +68,7 @@ class Recorded(OptimizerCudaGraphWrapper):
 
     def _replay(self) -> None:
         (adam,) = self._step.adams
-        assert adam.engine.captured
+        assert adam.captured
         self._before_replay()
         adam.step = self._replayed_step
         try:
@@ -177,6 +178,25 @@ def test_groups_replaced_after_the_capture(
         training.run(range(7, 8))
     assert_same(theirs, ours)
     assert wrapper.captures == 1, wrapper.recapture_reason
+
+
+def test_steady_calls_do_not_read_addresses_in_python(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = make(device, torch.bfloat16, False)
+    wrapper = record(ours)
+    for training in (ours, theirs):
+        training.run(range(4))
+    with monkeypatch.context() as patch:
+        patch.setattr(Fingerprint, "of", lambda _: pytest.fail("compared in full"))
+        ours.run(range(4, 7))
+    theirs.run(range(4, 7))
+    assert_same(theirs, ours)
+    weight = next(ours.model.parameters())
+    weight.main_grad = weight.main_grad.clone()
+    ours.update()
+    assert wrapper.recapture_reason is not None
+    assert wrapper.recapture_reason.startswith("gradient ")
 
 
 def test_after_the_graph_eager_steps_go_on(device: torch.device) -> None:

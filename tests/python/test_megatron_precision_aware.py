@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import copy
 import importlib
+import tempfile
 from typing import Any
 
 import pytest
 import torch
 
 from megatron_world import Training, assert_same, assert_same_tensors, device, installed, pair
+from stepgraph import UsageError
 from stepgraph.fused_adam import FusedAdam
+from stepgraph.state_formats import join_remainder
 
 __all__ = ["device", "installed"]
 pytestmark = pytest.mark.usefixtures("installed")
@@ -81,6 +84,133 @@ def test_captured_equals_eager_and_resumes(device: torch.device, name: str) -> N
     assert ours.results[8:12] == ours.results[12:] == theirs.results[8:]
     assert_same_tensors(theirs.tensors(), ours.tensors())
     assert wrapper.captures == 1, wrapper.recapture_reason
+
+
+def make(device: torch.device, name: str) -> Training:
+    options = {"use_precision_aware_optimizer": True, "clip_grad": 0.2, **OPTIONS[name]}
+    return Training(torch.bfloat16, device, distributed=True, **options)
+
+
+def saved_with_dp_zero(training: Training) -> dict[str, Any]:
+    """Megatron's format that holds every state in float32, as its own code makes it."""
+    (leaf,) = training.optimizer.chained_optimizers
+    saved = {
+        "model": training.model.state_dict(),
+        "optimizer": training.optimizer.state_dict(),
+        "parameters": leaf.get_parameter_state_dp_zero(),
+        "scheduler": training.scheduler.state_dict(),
+    }
+    (of_buffer,) = saved["parameters"][0].values()
+    assert of_buffer["param"].dtype is torch.float32
+    return copy.deepcopy(saved)
+
+
+def load_dp_zero(training: Training, saved: dict[str, Any]) -> None:
+    """In Megatron's order: the model, the groups, the states of parameters."""
+    saved = copy.deepcopy(saved)
+    training.model.load_state_dict(saved["model"])
+    training.optimizer.load_state_dict(saved["optimizer"])
+    (leaf,) = training.optimizer.chained_optimizers
+    leaf.load_parameter_state_from_dp_zero(saved["parameters"])
+    training.scheduler = training.make_scheduler()
+    training.scheduler.load_state_dict(saved["scheduler"])
+
+
+def values(training: Training) -> dict[str, torch.Tensor]:
+    """What is stored, whichever of the codes that a narrow format may have for it."""
+    (leaf,) = training.optimizer.chained_optimizers
+    found = {f"model.{n}": p.detach().clone() for n, p in training.model.named_parameters()}
+    parameters = [p for group in leaf.optimizer.param_groups for p in group["params"]]
+    for i, p in enumerate(parameters):
+        for name in leaf.optimizer.state[p]:
+            found[f"{i}.{name}"] = leaf.optimizer.get_unscaled_state(p, name).clone()
+    return found
+
+
+def masters(training: Training) -> list[torch.Tensor]:
+    """Whole masters, also where remainders are kept."""
+    (leaf,) = training.optimizer.chained_optimizers
+    found = []
+    for group in leaf.optimizer.param_groups:
+        for p in group["params"]:
+            master = leaf.optimizer.state[p]["master_param"]
+            found.append(join_remainder(p, master) if master.dtype is torch.int16 else master)
+    assert found
+    return [master.clone() for master in found]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 6])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_file_of_float32_resumes(device: torch.device, name: str, steps: int) -> None:
+    going_on = make(device, name)
+    going_on.wrap()
+    if steps == 0:  # as Megatron saves before the first step
+        going_on.optimizer.chained_optimizers[0]._init_optimizer_states_with_dummy_values()
+    going_on.run(range(steps))
+    saved, before = saved_with_dp_zero(going_on), values(going_on)
+
+    resumed = make(device, name)
+    resumed.run(range(20, 22))
+    wrapper = resumed.wrap()
+    resumed.run(range(22, 24))
+    for training in (resumed, going_on):
+        # Another model, then a step that has been captured and went on.
+        load_dp_zero(training, saved)
+        assert_same_tensors(before, values(training))
+        training.run(range(steps, steps + 4))
+    assert resumed.results[-4:] == going_on.results[-4:]
+    assert_same_tensors(resumed.tensors(), going_on.tensors())
+    assert wrapper.captures == 1, wrapper.recapture_reason
+
+
+@pytest.mark.parametrize("saved_as", ["remainders", "f32 masters"])
+def test_a_distributed_checkpoint_of_float32(device: torch.device, saved_as: str) -> None:
+    from megatron.core import dist_checkpointing
+
+    pytest.importorskip("psutil", reason="dist_checkpointing wants psutil")
+
+    def sharded(training: Training, is_loading: bool) -> dict[str, Any]:
+        model = training.model.module.sharded_state_dict()
+        return {
+            "model": model,
+            "optimizer": training.optimizer.sharded_state_dict(
+                model, is_loading, metadata={"distrib_optim_sharding_type": "fully_reshardable"}
+            ),
+        }
+
+    saved, resumed = make(device, saved_as), make(device, "remainders")
+    saved.run(range(5))
+    with tempfile.TemporaryDirectory() as directory:
+        dist_checkpointing.save(sharded(saved, False), directory)
+        loaded = dist_checkpointing.load(sharded(resumed, True), directory)
+    resumed.model.module.load_state_dict(loaded["model"])
+    resumed.optimizer.load_state_dict(loaded["optimizer"])
+    for one, other in zip(masters(saved), masters(resumed), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 6])
+def test_a_file_of_whole_masters_loads_into_remainders(device: torch.device, steps: int) -> None:
+    whole, remainders = make(device, "f32 masters"), make(device, "remainders")
+    if steps == 0:
+        whole.optimizer.chained_optimizers[0]._init_optimizer_states_with_dummy_values()
+    whole.run(range(steps))
+    remainders.run(range(20, 23))
+    load_dp_zero(remainders, saved_with_dp_zero(whole))
+    for _ in range(2):
+        for one, other in zip(masters(whole), masters(remainders), strict=True):
+            assert torch.equal(one, other)
+        remainders.take_gradients(whole)
+        for training in (whole, remainders):
+            training.update()
+
+
+@pytest.mark.parametrize("name", ["f32 masters", "f16 masters"])
+def test_a_file_of_remainders_is_refused_by_whole_masters(device: torch.device, name: str) -> None:
+    remainders, whole = make(device, "remainders"), make(device, name)
+    remainders.run(range(4))
+    with pytest.raises(UsageError, match="state master_param are integers of 16 bits"):
+        load_dp_zero(whole, saved_with_dp_zero(remainders))
 
 
 def test_a_loss_scale_skips_there_too(device: torch.device) -> None:

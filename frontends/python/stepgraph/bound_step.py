@@ -51,10 +51,10 @@ class BoundParameter:
     """The memory of its state."""
     layout: tuple[torch.Size, tuple[int, ...]]
     """Sizes and strides of the parameter when the step was built."""
-    gradient: torch.Tensor | None = None
-    """Only while the plan is being built."""
     gradient_dtype: torch.dtype | None = None
     """None: it takes no part in the step."""
+    gradient_address: int = 0
+    """For the plan that is being built; the executor knows it afterwards."""
     parameter_address: int = 0
     tensor_id: int = -1
 
@@ -126,15 +126,13 @@ def build_plan(
         )
     taking_part = 0
     for each in parameters:
-        gradient = each.gradient
-        if gradient is None:
-            each.tensor_id, each.gradient_dtype = -1, None
+        if each.gradient_dtype is None:
+            each.tensor_id = -1
             continue
-        operand = (gradient.data_ptr(), FORMATS[gradient.dtype], 0)
+        operand = (each.gradient_address, FORMATS[each.gradient_dtype], 0)
         each.tensor_id = builder.add_tensor(
             each.group, name=each.label, gradient=operand, **each.operands
         )
-        each.gradient_dtype = gradient.dtype
         taking_part += 1
     if taking_part == 0 and device >= 0 and groups:
         # A plan without tensors is one of the host; its groups step all the same, on their device.

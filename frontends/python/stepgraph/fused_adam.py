@@ -264,7 +264,8 @@ class FusedAdam(StepControls, StateAccess, Optimizer):
         an overflow is skipped whole: anything in found_inf but exactly 0 is one.
 
         A step that cannot run raises before anything changed. Legal inside a capture with
-        `capturable=True` once a step was made or prepare() was called.
+        `capturable=True` once a step was made or prepare() was called. Once a step was captured,
+        one outside a capture is refused if a gradient of it moved or was dropped.
         """
         if (
             self._optimizer_step_pre_hooks
@@ -331,7 +332,9 @@ class FusedAdam(StepControls, StateAccess, Optimizer):
     def prepare(self) -> None:
         """Builds the step without making one, so that the first may be captured. Gradients that do
         not exist yet are expected in the type of their parameters (float32 for FP8); those that
-        have not come at the first step take no part in it."""
+        have not come at the first step take no part in it. Once a step was captured, gradients of
+        None are expected back where they were: replays go on reading them there, while a step
+        outside the capture is refused, because it cannot leave them out."""
         self.engine.prepare(self)
 
     # Checkpoints.

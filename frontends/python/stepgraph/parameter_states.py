@@ -15,6 +15,7 @@ import torch
 
 from ._core import UsageError
 from .live_group import ParameterState
+from .remainder_values import LARGEST_LIKELY_INTEGER, hold_remainders
 from .state_formats import (
     decode_block_scaled,
     encode_block_scaled,
@@ -314,6 +315,33 @@ class ParameterStates:
             raise UsageError(f"{label}: state {name} has no scales, it was put there from outside")
         local = read_state(name, stored, scales)
         return stored if local is local_of(stored) else wrap_like(local, parameter)
+
+    def tell_remainders(
+        self, view: ParameterView, name: str, values: torch.Tensor, label: str
+    ) -> torch.Tensor:
+        """Float32 values for a state, or what they mean if they are remainders: see
+        FusedAdam.set_scaled_state."""
+        source = local_of(values)
+        master = self.formats.master_dtype(view) if name == "master_param" else None
+        if (
+            master is None
+            or view.format != "bf16"
+            or source.dtype is not torch.float32
+            or source.shape != view.local.shape
+        ):
+            return values
+        source = source.to(view.local.device)
+        if not hold_remainders(source, view.local):
+            return values
+        if master is torch.int16:
+            return source.to(torch.int16)
+        if source.abs().max() >= LARGEST_LIKELY_INTEGER:
+            raise UsageError(
+                f"{label}: the values for state {name} are integers of 16 bits that have nothing "
+                "to do with the parameter, as remainders are; expected a master. Load them with "
+                "store_param_remainders=True, or set the parameter to these values first"
+            )
+        return values
 
     def store(
         self,

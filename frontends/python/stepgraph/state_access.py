@@ -88,11 +88,18 @@ class StateAccess:
         self, param: torch.Tensor, state_name: str, unscaled_state: torch.Tensor
     ) -> None:
         """Writes float32 values into a state in place, whatever its format, and creates it if it
-        does not exist. A float32 master of a parameter with remainders sets both; int16 sets the
-        remainder. Does not wait."""
+        does not exist.
+
+        `master_param` of a parameter with remainders takes the int16 remainder, the same in
+        float32, as Megatron's files hold it, or a float32 master, which sets parameter and
+        remainder. Float32 values are remainders if all are integers of 16 bits and do not round to
+        the parameter as it is, which therefore is to be loaded first. Where whole masters are kept,
+        remainders in float32 are refused (UsageError).
+
+        Waits only to look at a float32 master of a bfloat16 parameter."""
         label = self._label_of(param)
         view = self.engine.view_of(label, param)
+        states = self.engine.states
         with torch.no_grad():
-            self.engine.states.store(
-                param, view, self.state[param], state_name, unscaled_state, self.amsgrad, label
-            )
+            values = states.tell_remainders(view, state_name, unscaled_state, label)
+            states.store(param, view, self.state[param], state_name, values, self.amsgrad, label)

@@ -37,7 +37,7 @@ class StepBuilding(ScalerInputs):
     measures = False
     """The plan reads the gradients before it updates."""
     expects_gradients = False
-    """The plan holds gradients that do not exist yet."""
+    """The plan holds gradients that do not exist yet, or that were dropped after a capture."""
 
     # What differs.
 
@@ -81,6 +81,7 @@ class StepBuilding(ScalerInputs):
             self.bind_inputs(group, device)
         known = {id(bound.group): bound for bound in self.groups}
         bound_groups = [self._bind_group(group, known.get(id(group))) for group in groups]
+        captured = self._captured_parameters()
         keep_alive: list[torch.Tensor] = []
         parameters = []
         expects = False
@@ -90,13 +91,26 @@ class StepBuilding(ScalerInputs):
                 each = self._bind_parameter(
                     label, parameter, view, g, bound_groups[g].shape, state_map
                 )
-                if each.gradient is None and ahead and _may_get_gradient(parameter):
-                    each.gradient = _placeholder(view)
-                    keep_alive.append(each.gradient)
+                before = captured.get(id(parameter))
+                if before is not None:
+                    self._check_in_place(each, before)
+                    if each.gradient_dtype is None:
+                        # Replays go on reading it where it was.
+                        _bind_gradient(
+                            each, before.gradient_dtype, self.gradient_address_of(before)
+                        )
+                        expects = True
+                elif (
+                    each.gradient_dtype is None
+                    and ahead
+                    and not self.captured
+                    and _may_get_gradient(parameter)
+                ):
+                    placeholder = _placeholder(view)
+                    _bind_gradient(each, placeholder.dtype, placeholder.data_ptr())
+                    keep_alive.append(placeholder)
                     expects = True
                 parameters.append(each)
-        if self.captured:
-            self._check_in_place(parameters)
         self._check_local_options(parameters)
         self.make_inputs(device)
         plan = build_plan(
@@ -110,8 +124,6 @@ class StepBuilding(ScalerInputs):
             index,
         )
         self._take_plan(plan, index)
-        for each in parameters:
-            each.gradient = None
         del keep_alive
         self._commit(bound_groups, parameters, state_map, expects)
 
@@ -251,22 +263,31 @@ class StepBuilding(ScalerInputs):
             operands=operands_of(view, bound.operands),
             tensors=bound.tensors,
             layout=(view.local.shape, view.local.stride()),
-            gradient=gradient,
+            gradient_dtype=None if gradient is None else gradient.dtype,
+            gradient_address=0 if gradient is None else gradient.data_ptr(),
             parameter_address=0 if view.quantized else view.local.data_ptr(),
         )
 
-    def _check_in_place(self, parameters: Sequence[BoundParameter]) -> None:
+    def _captured_parameters(self) -> dict[int, BoundParameter]:
+        """The parameters that take part in a captured step, by identity."""
+        if not self.captured:
+            return {}
+        return {id(each.parameter): each for each in self.parameters if each.tensor_id >= 0}
+
+    def _check_in_place(self, each: BoundParameter, before: BoundParameter) -> None:
         """Refuses what captured replays would not follow; what is new needs another plan anyway."""
-        known = {id(each.parameter): each for each in self.parameters if each.tensor_id >= 0}
-        for each in parameters:
-            before = known.get(id(each.parameter))
-            if before is None:
-                continue
-            if each.parameter_address != before.parameter_address:
-                self.refuse_move(each.label, "parameter")
-            gradient = each.gradient
-            if gradient is not None and gradient.data_ptr() != self.gradient_address_of(before):
-                self.refuse_move(each.label, "gradient")
+        if each.parameter_address != before.parameter_address:
+            self.refuse_move(each.label, "parameter")
+        if each.gradient_dtype is None:
+            return
+        if each.gradient_address != self.gradient_address_of(before):
+            self.refuse_move(each.label, "gradient")
+        if each.gradient_dtype is not before.gradient_dtype:
+            raise UsageError(
+                f"{each.label}: the gradient has type {each.gradient_dtype}, expected "
+                f"{before.gradient_dtype} as in the captured step; call abandon_captured_steps() "
+                "when the captured graphs are gone"
+            )
 
     def gradient_address_of(self, each: BoundParameter) -> int:
         """Where the next step finds the gradient of a parameter that takes part in it."""
@@ -328,6 +349,11 @@ def _schedules(shape: Shape) -> tuple[Any, Any]:
 
 def _may_get_gradient(parameter: torch.Tensor) -> bool:
     return parameter.requires_grad or not parameter.is_floating_point()
+
+
+def _bind_gradient(each: BoundParameter, dtype: torch.dtype | None, address: int) -> None:
+    """The gradient that the plan gets where the user has stored none."""
+    each.gradient_dtype, each.gradient_address = dtype, address
 
 
 def _placeholder(view: ParameterView) -> torch.Tensor:

@@ -33,6 +33,7 @@ class StepChanges(StepBuilding):
         self._bumped: list[torch.Tensor] = []
         self._after_step: list[BoundParameter] = []
         self._placeholders = False
+        """Gradients that the plan holds may be missing, which the next step has to look for."""
         self._missing_step_keys = True
         self._warned = False
 
@@ -118,6 +119,42 @@ class StepChanges(StepBuilding):
         self._state_watch.accept()
         self._missing_step_keys = not self.stepped
 
+    def moved_operand(self) -> str | None:
+        """Which parameter or gradient is not where a captured step has it, in words. A gradient
+        that was dropped did not move."""
+        candidates = [self._watched_ids[i] for i in self._watch.changed()]
+        candidates += [i for i, place in self._unwatched if _place(self.parameters[i]) != place]
+        for i in sorted(candidates):
+            try:
+                reason = self._why_moved(self.parameters[i])
+            except UsageError as error:
+                reason = str(error)
+            if reason is not None:
+                return reason
+        return None
+
+    def _why_moved(self, each: BoundParameter) -> str | None:
+        now = self.view_of(each.label, each.parameter)
+        address = 0 if now.quantized else now.local.data_ptr()
+        if (
+            address != each.parameter_address
+            or (now.local.shape, now.local.stride()) != each.layout
+            or now.format != each.view.format
+            or scaling_addresses(now) != scaling_addresses(each.view)
+        ):
+            return f"{each.label}: the parameter moved to other memory"
+        gradient = each.current_gradient()
+        if gradient is None:
+            return None
+        local = check_gradient(each.label, now, gradient)
+        if each.gradient_dtype is None:
+            return f"{each.label}: a gradient came, which the captured step does not read"
+        if local.dtype is not each.gradient_dtype:
+            return f"{each.label}: the gradient changed its type"
+        if local.data_ptr() != self.gradient_address_of(each):
+            return f"{each.label}: the gradient moved to other memory"
+        return None
+
     def moved_state(self) -> str:
         moved = set(self._state_watch.changed())
         at = 0
@@ -139,8 +176,11 @@ class StepChanges(StepBuilding):
             return
         bindings: list[tuple[int, str, int, int]] = []
         replan: list[int] = []
+        expects = False
         for i in sorted(candidates):
             self._follow_parameter(i, bindings, replan, ahead)
+            each = self.parameters[i]
+            expects |= each.gradient_dtype is not None and each.current_gradient() is None
         if replan:
             self._replan(optimizer, replan, ahead)
         elif bindings:
@@ -152,7 +192,7 @@ class StepChanges(StepBuilding):
             for tensor_id, operand_name, address, _ in bindings:
                 if operand_name == "parameter":
                     by_id[tensor_id].parameter_address = address
-        self._placeholders = ahead and self.expects_gradients
+        self._placeholders = ahead and expects
         self._unwatched = [(i, _place(self.parameters[i])) for i, _ in self._unwatched]
         self._watch.accept()
 

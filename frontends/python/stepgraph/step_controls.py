@@ -61,7 +61,8 @@ class StepControls:
 
     def deliver(self) -> None:
         """Delivers values that were set, and memory that moved before a capture, in the order of
-        the current stream. Assignments to groups do so by themselves once a step was captured."""
+        the current stream. Assignments to groups do so by themselves once a step was captured.
+        Gradients that were dropped since stay where the captured step has them."""
         self.engine.deliver(self)
 
     def abandon_captured_steps(self) -> None:
@@ -69,8 +70,15 @@ class StepControls:
         gradients may move again."""
         self.engine.abandon_captured_steps()
 
+    @property
+    def captured(self) -> bool:
+        """Whether a step was recorded into a capture of the caller's, so that replays may run it at
+        any time: until abandon_captured_steps() or release()."""
+        return self.engine.captured
+
     def recapture_required(self) -> str | None:
-        """Why replays of a captured step would be wrong, or None."""
+        """Why replays of a captured step would be wrong, or None. A gradient that was dropped
+        (None) is no reason: replays read the memory that it had."""
         return self.engine.recapture_required()
 
     def release(self) -> None:

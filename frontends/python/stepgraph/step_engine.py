@@ -83,7 +83,7 @@ class StepEngine(StepChanges):
 
     def prepare(self, optimizer: Any, ahead: bool = True) -> None:
         """Brings the executor up to date without a step. `ahead`: gradients that do not exist yet
-        are expected to come, in the parameter's type."""
+        are expected to come, in the parameter's type; those of a captured step, where they were."""
         if (
             self.structure_changed
             or self.changes.pending
@@ -189,9 +189,8 @@ class StepEngine(StepChanges):
             return None
         reason: str | None = self.runner.executor.recapture_required()
         if reason is None and self.captured:
-            for i in self._watch.changed():
-                return f"{self.parameters[self._watched_ids[i]].label}: moved to other memory"
-            if self._state_watch.changed():
+            reason = self.moved_operand()
+            if reason is None and self._state_watch.changed():
                 return f"{self.moved_state()} moved to other memory"
         return reason
 

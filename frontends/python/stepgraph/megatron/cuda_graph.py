@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from stepgraph._core import UsageError
-from stepgraph.megatron.addresses import Fingerprint
+from stepgraph.megatron.addresses import Fingerprint, Look
 from stepgraph.megatron.device_step import DeviceStep, StepResult
 from stepgraph.megatron.parts import gradients
 
@@ -69,6 +69,7 @@ class OptimizerCudaGraphWrapper:
         self._use_single_mempool = use_single_mempool
         self._graph: torch.cuda.CUDAGraph | None = None
         self._fingerprint: Fingerprint | None = None
+        self._look: Look | None = None
         self._gradients: list[tuple[torch.Tensor, str, torch.Tensor]] = []
         self._eager_steps_left = self._warmup_steps
         self._replays_of_graph = 0
@@ -96,9 +97,8 @@ class OptimizerCudaGraphWrapper:
         return self.calls
 
     def __call__(self) -> StepResult:
-        now = Fingerprint.of(self._optimizer)
         if self._fingerprint is not None:
-            reason = self._why_outdated(now)
+            reason = self._why_outdated()
             if reason is not None:
                 self._drop(reason)
         if self._eager_steps_left > 0:
@@ -107,7 +107,7 @@ class OptimizerCudaGraphWrapper:
             self._eager_steps_left -= 1
         else:
             if self._fingerprint is None:
-                self._capture(now)
+                self._capture(Fingerprint.of(self._optimizer))
             self._replay()
         self.calls += 1
         return self._step.result()
@@ -121,7 +121,7 @@ class OptimizerCudaGraphWrapper:
             self._graph.reset()
             self._graph = None
         if self._fingerprint is not None:
-            self._fingerprint = None
+            self._fingerprint = self._look = None
             self._gradients.clear()
             for adam in self._step.adams:
                 adam.abandon_captured_steps()
@@ -131,12 +131,20 @@ class OptimizerCudaGraphWrapper:
         with contextlib.suppress(Exception):
             self.release()
 
-    def _why_outdated(self, now: Fingerprint) -> str | None:
+    def _difference(self) -> str | None:
         assert self._fingerprint is not None
-        reason = self._fingerprint.difference(now)
+        if self._look is not None and self._look.still_holds(self._optimizer):
+            return None
+        reason = self._fingerprint.difference(Fingerprint.of(self._optimizer))
+        if reason is None and (self._look is None or self._look.readable):
+            self._look = Look(self._optimizer)
+        return reason
+
+    def _why_outdated(self) -> str | None:
+        reason = self._difference()
         if reason is None and self._graph is not None:
             for position, adam in enumerate(self._step.adams):
-                if not adam.engine.captured:
+                if not adam.captured:
                     return f"the step of optimizer {position} was released or built anew"
         if reason is None:
             return None
