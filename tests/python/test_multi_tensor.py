@@ -144,6 +144,45 @@ def test_scale_of_values_that_are_not_finite_raises_the_flag(device, bad, from_d
     assert target[0].tolist() == [2.0] * 5000
 
 
+@pytest.mark.parametrize("from_dtype", DTYPES)
+@pytest.mark.parametrize("to_dtype", DTYPES)
+@pytest.mark.parametrize("bad", [None, math.inf, -math.inf, math.nan])
+def test_scale_of_one_copies_and_looks(device, from_dtype, to_dtype, bad):
+    sources = [torch.randn(size).to(device, from_dtype) for size in SIZES]
+    if bad is not None:
+        sources[3][500] = bad
+    targets = [torch.empty_like(source, dtype=to_dtype) for source in sources]
+    noop = flag(device)
+    multi_tensor_scale(2048, noop, [sources, targets], 1.0)
+    for source, target in zip(sources, targets, strict=True):
+        assert torch.equal(target.nan_to_num(7.0), source.to(to_dtype).nan_to_num(7.0))
+    assert noop.item() == (0 if bad is None else 1)
+
+
+def test_large_lists_are_scaled_piece_by_piece(device, monkeypatch):
+    sources = [torch.randn(size).to(device) for size in (10, 2500, 999, 1, 1001, 0, 3000)]
+    sources.append(torch.randn(60, 40).to(device).t())  # not to be cut
+    targets = [torch.empty_like(source, dtype=torch.bfloat16) for source in sources]
+    largest = []
+    empty_like = torch.empty_like
+
+    def counted(*args, **kwargs):
+        largest.append(args[0].numel())
+        return empty_like(*args, **kwargs)
+
+    monkeypatch.setattr(stepgraph.multi_tensor, "_LARGEST_TEMPORARY", 1000)
+    monkeypatch.setattr(torch, "empty_like", counted)
+    noop = flag(device)
+    multi_tensor_scale(2048, noop, [sources, targets], 0.3)
+    for source, target in zip(sources, targets, strict=True):
+        assert torch.equal(target, (source * torch.tensor(0.3, device=device)).bfloat16())
+    assert sorted(largest)[-1] == 2400 and sorted(largest)[-2] <= 1000
+    assert sum(largest) == sum(source.numel() for source in sources)
+    sources[4][1000] = math.inf
+    multi_tensor_scale(2048, noop, [sources, targets], 0.3)
+    assert noop.item() == 1
+
+
 def test_flag_that_is_up_stays_up(device):
     noop = torch.ones(1, dtype=torch.int32, device=device)
     multi_tensor_scale(2048, noop, [[torch.ones(3, device=device)]] * 2, 2.0)

@@ -18,7 +18,7 @@ needs none of them: see `max_norm` and `skip_non_finite` of `FusedAdam`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -36,6 +36,8 @@ __all__ = [
 ]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_LARGEST_TEMPORARY = 1 << 24
+"""Elements. One model's worth at once would stay in the pool of a capture."""
 _Key = TypeVar("_Key")
 
 
@@ -104,7 +106,12 @@ def multi_tensor_scale(
     The lists may be the same, and tensors of a pair may have different dtypes; each product is
     rounded once.
     """
-    factor = torch.full((1,), scale, dtype=torch.float32, device=noop_flag.device)
+    # Megatron-LM copies main parameters to the model so.
+    factor = (
+        None
+        if scale == 1.0
+        else torch.full((1,), scale, dtype=torch.float32, device=noop_flag.device)
+    )
     _scale("multi_tensor_scale", noop_flag, tensor_lists, factor)
 
 
@@ -186,8 +193,9 @@ def _finish_norm(noop_flag: Tensor, norms: Tensor, per_tensor: bool) -> tuple[Te
 
 @torch.no_grad()
 def _scale(
-    name: str, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], factor: Tensor
+    name: str, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], factor: Tensor | None
 ) -> None:
+    """`factor` None: 1, so that nothing needs to be multiplied."""
     inputs, outputs = _lists(name, noop_flag, tensor_lists, 2)
     if len(inputs) != len(outputs):
         raise UsageError(f"{name}: {len(inputs)} inputs and {len(outputs)} outputs")
@@ -197,19 +205,71 @@ def _scale(
                 f"{name}: input {index} has shape {tuple(source.shape)}, output {index} "
                 f"{tuple(target.shape)}"
             )
+    if factor is None:
+        _check_finite(noop_flag, inputs)
     found_inf = torch.zeros(1, dtype=torch.float32, device=noop_flag.device)
     pairs = _by((a.dtype, b.dtype) for a, b in zip(inputs, outputs, strict=True))
     for (from_dtype, to_dtype), indices in pairs.items():
         sources = [inputs[i] for i in indices]
         targets = [outputs[i] for i in indices]
-        in_place = to_dtype == torch.float32 or from_dtype == to_dtype == torch.float16
-        # Elsewhere the product would be rounded twice, or overflow before it is scaled; and on CUDA
-        # torch's kernel does not know bf16.
-        work = targets if in_place else [torch.empty_like(t, dtype=torch.float32) for t in targets]
-        if not all(a is b for a, b in zip(sources, work, strict=True)):
-            torch._foreach_copy_(work, sources)
-        # Multiplies and looks for values that are not finite in one pass.
-        torch._amp_foreach_non_finite_check_and_unscale_(work, found_inf, factor)
-        if not in_place:
-            torch._foreach_copy_(targets, work)
-    _raise_flag(noop_flag, found_inf != 0)
+        if factor is None:
+            _copy(targets, sources)
+        elif to_dtype == torch.float32 or from_dtype == to_dtype == torch.float16:
+            _copy(targets, sources)
+            # Multiplies and looks for values that are not finite in one pass.
+            torch._amp_foreach_non_finite_check_and_unscale_(targets, found_inf, factor)
+        else:
+            # In place the product would be rounded twice, or overflow before it is scaled; and on
+            # CUDA torch's kernel does not know bf16.
+            for some_sources, some_targets in _pieces(sources, targets):
+                work = [torch.empty_like(t, dtype=torch.float32) for t in some_targets]
+                torch._foreach_copy_(work, some_sources)
+                torch._amp_foreach_non_finite_check_and_unscale_(work, found_inf, factor)
+                torch._foreach_copy_(some_targets, work)
+    if factor is not None:
+        _raise_flag(noop_flag, found_inf != 0)
+
+
+def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    if not all(a is b for a, b in zip(sources, targets, strict=True)):
+        torch._foreach_copy_(list(targets), list(sources))
+
+
+def _check_finite(noop_flag: Tensor, tensors: Sequence[Tensor]) -> None:
+    """By the largest magnitude of each."""
+    groups = _by(tensor.dtype for tensor in tensors if tensor.numel() > 0)
+    filled = [tensor for tensor in tensors if tensor.numel() > 0]
+    for indices in groups.values():
+        largest = torch._foreach_norm([filled[i].detach() for i in indices], float("inf"))
+        _raise_flag(noop_flag, ~torch.isfinite(torch.stack(list(largest))))
+
+
+def _pieces(
+    sources: Sequence[Tensor], targets: Sequence[Tensor]
+) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """The pairs in lists of at most _LARGEST_TEMPORARY elements, larger tensors cut into parts."""
+    some: tuple[list[Tensor], list[Tensor]] = ([], [])
+    elements = 0
+    for source, target in zip(sources, targets, strict=True):
+        parts = [(source, target)]
+        if (
+            target.numel() > _LARGEST_TEMPORARY
+            and source.is_contiguous()
+            and target.is_contiguous()
+        ):
+            parts = list(
+                zip(
+                    source.view(-1).split(_LARGEST_TEMPORARY),
+                    target.view(-1).split(_LARGEST_TEMPORARY),
+                    strict=True,
+                )
+            )
+        for part in parts:
+            if some[0] and elements + part[1].numel() > _LARGEST_TEMPORARY:
+                yield some
+                some, elements = ([], []), 0
+            some[0].append(part[0])
+            some[1].append(part[1])
+            elements += part[1].numel()
+    if some[0]:
+        yield some
