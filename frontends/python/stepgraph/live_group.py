@@ -197,76 +197,18 @@ class StateChanges:
         self.pending = True
 
 
-class ParameterState(dict[str, Any]):
-    """The state of one parameter, as a dictionary like torch's."""
+class _Reporting(dict[Any, Any]):
+    """A dictionary that notes in `changes` that something was assigned or deleted."""
 
-    __slots__ = ("changes",)
+    __slots__ = ()
 
-    def __init__(self, content: Mapping[str, Any] = {}, changes: StateChanges | None = None):
-        super().__init__(content)
-        self.changes = changes or StateChanges()
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        super().__setitem__(key, value)
-        self.changes.pending = True
-
-    def store(self, key: str, value: Any) -> None:
-        """Stores what the step is bound to already, or about to be."""
-        super().__setitem__(key, value)
-
-    def __delitem__(self, key: str) -> None:
-        super().__delitem__(key)
-        self.changes.pending = True
-
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        super().update(*args, **kwargs)
-        self.changes.pending = True
-
-    def __ior__(self, other: Any) -> ParameterState:  # type: ignore[override,misc]
-        self.update(other)
-        return self
-
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        self.changes.pending = True
-        return super().setdefault(key, default)
-
-    def pop(self, *args: Any) -> Any:
-        self.changes.pending = True
-        return super().pop(*args)
-
-    def popitem(self) -> tuple[str, Any]:
-        self.changes.pending = True
-        return super().popitem()
-
-    def clear(self) -> None:
-        self.changes.pending = True
-        super().clear()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (dict, (dict(self),))
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return self.__reduce__()
-
-
-class StateMap(defaultdict[Any, Any]):
-    """`optimizer.state`: from parameters to their states. What is assigned becomes a
-    `ParameterState` at the next step, so keep no reference to a dictionary that was put here."""
-
-    def __init__(self, content: Mapping[Any, Any] = {}, changes: StateChanges | None = None):
-        self.changes = changes or StateChanges()
-        super().__init__(None, content)
-
-    def __missing__(self, key: Any) -> ParameterState:
-        state = ParameterState(changes=self.changes)
-        super().__setitem__(key, state)
-        return state
+    changes: StateChanges
 
     def __setitem__(self, key: Any, value: Any) -> None:
         super().__setitem__(key, value)
         self.changes.pending = True
 
-    def store(self, key: Any, value: ParameterState) -> None:
+    def store(self, key: Any, value: Any) -> None:
         """Stores what the step is bound to already, or about to be."""
         super().__setitem__(key, value)
 
@@ -278,7 +220,7 @@ class StateMap(defaultdict[Any, Any]):
         super().update(*args, **kwargs)
         self.changes.pending = True
 
-    def __ior__(self, other: Any) -> StateMap:  # type: ignore[misc]
+    def __ior__(self, other: Any) -> Any:  # type: ignore[misc]
         self.update(other)
         return self
 
@@ -298,11 +240,39 @@ class StateMap(defaultdict[Any, Any]):
         self.changes.pending = True
         super().clear()
 
-    def copy(self) -> dict[Any, Any]:  # type: ignore[override]
-        return dict(self)
-
     def __reduce__(self) -> tuple[Any, ...]:
         return (dict, (dict(self),))
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return self.__reduce__()
+
+
+class ParameterState(_Reporting):
+    """The state of one parameter, as a dictionary like torch's."""
+
+    __slots__ = ("changes",)
+
+    def __init__(
+        self, content: Mapping[str, Any] = {}, changes: StateChanges | None = None
+    ) -> None:
+        super().__init__(content)
+        self.changes = changes or StateChanges()
+
+
+class StateMap(_Reporting, defaultdict[Any, Any]):
+    """`optimizer.state`: from parameters to their states. What is assigned becomes a
+    `ParameterState` at the next step, so keep no reference to a dictionary that was put here."""
+
+    def __init__(
+        self, content: Mapping[Any, Any] = {}, changes: StateChanges | None = None
+    ) -> None:
+        self.changes = changes or StateChanges()
+        defaultdict.__init__(self, None, content)
+
+    def __missing__(self, key: Any) -> ParameterState:
+        state = ParameterState(changes=self.changes)
+        self.store(key, state)
+        return state
+
+    def copy(self) -> dict[Any, Any]:  # type: ignore[override]
+        return dict(self)
