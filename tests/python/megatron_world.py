@@ -8,6 +8,7 @@ both in turn.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -132,6 +133,20 @@ def no_waiting(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+# Training(dtype, distributed=distributed).
+CASES = pytest.mark.parametrize(
+    ("dtype", "distributed"),
+    [
+        (torch.float32, False),
+        (torch.bfloat16, False),
+        (torch.float16, False),
+        (torch.bfloat16, True),
+        (torch.float16, True),
+    ],
+    ids=str,
+)
 
 
 class SmallModel(MegatronModule):
@@ -364,6 +379,30 @@ class GptTraining(Training):
             labels=tokens[:, 1:].contiguous(),
         )
         return losses.float().mean()
+
+
+def save(training: Training) -> dict[str, Any]:
+    """What Megatron's non-sharded checkpoint holds."""
+    saved: dict[str, Any] = {
+        "model": training.model.state_dict(),
+        "optimizer": training.optimizer.state_dict(),
+        "scheduler": training.scheduler.state_dict(),
+    }
+    (leaf,) = training.optimizer.chained_optimizers
+    if hasattr(leaf, "get_parameter_state_dp_zero"):
+        saved["parameter_state"] = leaf.get_parameter_state_dp_zero()
+    return copy.deepcopy(saved)
+
+
+def load(training: Training, saved: dict[str, Any]) -> None:
+    saved = copy.deepcopy(saved)
+    training.model.load_state_dict(saved["model"])
+    training.optimizer.load_state_dict(saved["optimizer"])
+    if "parameter_state" in saved:
+        (leaf,) = training.optimizer.chained_optimizers
+        leaf.load_parameter_state_from_dp_zero(saved["parameter_state"])
+    training.scheduler = training.make_scheduler()
+    training.scheduler.load_state_dict(saved["scheduler"])
 
 
 def pair(

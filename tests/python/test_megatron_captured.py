@@ -15,6 +15,7 @@ import torch
 
 import stepgraph.megatron
 from megatron_world import (
+    CASES,
     Training,
     assert_same,
     assert_same_tensors,
@@ -95,19 +96,6 @@ def make(device: torch.device, dtype: torch.dtype, distributed: bool) -> tuple[T
     # Megatron's non-distributed optimizers keep no list of the model chunks.
     training.optimizer.model_chunks = [training.model]
     return training, other
-
-
-CASES = pytest.mark.parametrize(
-    ("dtype", "distributed"),
-    [
-        (torch.float32, False),
-        (torch.bfloat16, False),
-        (torch.float16, False),
-        (torch.bfloat16, True),
-        (torch.float16, True),
-    ],
-    ids=str,
-)
 
 
 @CASES

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import tempfile
 from typing import Any
 
 import pytest
 import torch
 
-from megatron_world import F16_OPTIONS, Training, assert_same_tensors, device, installed
+from megatron_world import (
+    CASES,
+    F16_OPTIONS,
+    Training,
+    assert_same_tensors,
+    device,
+    installed,
+    load,
+    save,
+)
 
 __all__ = ["device", "installed"]
 pytestmark = pytest.mark.usefixtures("installed")
@@ -20,30 +28,6 @@ def make(dtype: torch.dtype, device: torch.device, distributed: bool) -> Trainin
     return Training(dtype, device, distributed=distributed, clip_grad=0.2, **options)
 
 
-def save(training: Training) -> dict[str, Any]:
-    """What Megatron's non-sharded checkpoint holds."""
-    saved: dict[str, Any] = {
-        "model": training.model.state_dict(),
-        "optimizer": training.optimizer.state_dict(),
-        "scheduler": training.scheduler.state_dict(),
-    }
-    (leaf,) = training.optimizer.chained_optimizers
-    if hasattr(leaf, "get_parameter_state_dp_zero"):
-        saved["parameter_state"] = leaf.get_parameter_state_dp_zero()
-    return copy.deepcopy(saved)
-
-
-def load(training: Training, saved: dict[str, Any]) -> None:
-    saved = copy.deepcopy(saved)
-    training.model.load_state_dict(saved["model"])
-    training.optimizer.load_state_dict(saved["optimizer"])
-    if "parameter_state" in saved:
-        (leaf,) = training.optimizer.chained_optimizers
-        leaf.load_parameter_state_from_dp_zero(saved["parameter_state"])
-    training.scheduler = training.make_scheduler()
-    training.scheduler.load_state_dict(saved["scheduler"])
-
-
 def state_of(training: Training) -> tuple[Any, ...]:
     scalers = [
         (s.scale.item(), s._growth_tracker, s._hysteresis_tracker)
@@ -51,19 +35,6 @@ def state_of(training: Training) -> tuple[Any, ...]:
         if (s := getattr(leaf, "grad_scaler", None)) is not None
     ]
     return training.groups(), scalers
-
-
-CASES = pytest.mark.parametrize(
-    ("dtype", "distributed"),
-    [
-        (torch.float32, False),
-        (torch.bfloat16, False),
-        (torch.float16, False),
-        (torch.bfloat16, True),
-        (torch.float16, True),
-    ],
-    ids=str,
-)
 
 
 @CASES

@@ -21,10 +21,12 @@ from megatron_world import (
     assert_same_tensors,
     device,
     installed,
+    load,
     lockstep,
     no_waiting,
     pair,
     process_groups,
+    save,
 )
 from stepgraph._core import UsageError
 
@@ -99,29 +101,6 @@ def test_saved_and_resumed_equals_going_on(device: torch.device, distributed: bo
     assert_same_tensors(resumed.tensors(), going_on.tensors())
     assert wrapper.captures == 1
     del going_on.optimizer.step, resumed.optimizer.step
-
-
-def save(training: Training) -> dict[str, Any]:
-    saved: dict[str, Any] = {
-        "model": training.model.state_dict(),
-        "optimizer": training.optimizer.state_dict(),
-        "scheduler": training.scheduler.state_dict(),
-    }
-    (leaf,) = training.optimizer.chained_optimizers
-    if hasattr(leaf, "get_parameter_state_dp_zero"):
-        saved["parameter_state"] = leaf.get_parameter_state_dp_zero()
-    return copy.deepcopy(saved)
-
-
-def load(training: Training, saved: dict[str, Any]) -> None:
-    saved = copy.deepcopy(saved)
-    training.model.load_state_dict(saved["model"])
-    training.optimizer.load_state_dict(saved["optimizer"])
-    if "parameter_state" in saved:
-        (leaf,) = training.optimizer.chained_optimizers
-        leaf.load_parameter_state_from_dp_zero(saved["parameter_state"])
-    training.scheduler = training.make_scheduler()
-    training.scheduler.load_state_dict(saved["scheduler"])
 
 
 def test_replays_wait_for_nothing(device: torch.device) -> None:
