@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
+#include <span>
 #include <sstream>
 #include <thread>
 
@@ -149,6 +151,18 @@ TEST_F(Ledger, EmptyOperandsAreNeverStale) {
   idle.ledger().freed(0);
   idle.launch();
   EXPECT_EQ(idle.status().step, 1u);
+}
+
+TEST_F(Ledger, KnownMemoryIsStillCheckedForWhatNeedsNoDriver) {
+  binding known = {0, gradient, nullptr, nullptr, true};
+  expect_error<usage_error>([&] { executor.rebind(std::span(&known, 1)); }, {"weight", "null"});
+  known.data = reinterpret_cast<std::byte*>(elsewhere.gradient.data()) + 1;
+  expect_error<usage_error>([&] { executor.rebind(std::span(&known, 1)); },
+                            {"weight", "multiple of 4 bytes"});
+  known.data = elsewhere.gradient.data();
+  executor.rebind(std::span(&known, 1));
+  EXPECT_EQ(executor.ledger().entry(0, gradient).address, elsewhere.gradient.data());
+  expect_launches();
 }
 
 TEST_F(Ledger, SeveralBindingsAreAllTakenOrNone) {
