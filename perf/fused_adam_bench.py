@@ -75,7 +75,13 @@ def implementations(device):
         return lambda parameters: torch.optim.AdamW(parameters, **OPTIONS, **arguments).step
 
     def by_hand(make):
-        return lambda parameters: peers.captured(make(parameters))
+        def captured(parameters):
+            step = make(parameters)
+            replay = peers.captured(step)
+            # The graph uses the memory of the optimizer, which `step` keeps.
+            return lambda owner=step: replay()
+
+        return captured
 
     def fused_adam(**arguments):
         return lambda parameters: stepgraph.FusedAdam(parameters, **OPTIONS, **arguments).step
