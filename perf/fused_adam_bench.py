@@ -75,13 +75,7 @@ def implementations(device):
         return lambda parameters: torch.optim.AdamW(parameters, **OPTIONS, **arguments).step
 
     def by_hand(make):
-        def captured(parameters):
-            step = make(parameters)
-            replay = peers.captured(step)
-            # The graph uses the memory of the optimizer, which `step` keeps.
-            return lambda owner=step: replay()
-
-        return captured
+        return lambda parameters: peers.captured(make(parameters))
 
     def fused_adam(**arguments):
         return lambda parameters: stepgraph.FusedAdam(parameters, **OPTIONS, **arguments).step

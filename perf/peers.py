@@ -235,7 +235,8 @@ def captured(step):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+    # The graph uses the memory of the optimizer, which `step` keeps.
+    return lambda owner=step: graph.replay()
 
 
 class Implementation:
