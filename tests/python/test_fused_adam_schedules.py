@@ -134,6 +134,17 @@ def test_values_by_hand_hold_over_a_schedule(mode):
         optimizer.resume_schedule(7)
 
 
+def test_a_held_value_survives_a_schedule_of_the_other(mode):
+    p = mode.parameter([1.0])
+    optimizer = mode.adam([p], schedule=_core.schedules.constant(0.1))
+    step_with(optimizer, p, 1.0)
+    optimizer.param_groups[0]["lr"] = 0.2
+    step_with(optimizer, p, 1.0)
+    optimizer.param_groups[0]["weight_decay_schedule"] = _core.schedules.constant(0.0)
+    step_with(optimizer, p, 1.0)
+    assert p.item() == pytest.approx(1 - 0.1 - 0.2 - 0.2, abs=1e-6)
+
+
 def test_a_schedule_that_is_assigned_later(mode):
     p = mode.parameter([1.0])
     optimizer = mode.adam([p], lr=0.1)

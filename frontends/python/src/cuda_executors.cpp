@@ -103,12 +103,29 @@ nb::list captured_nodes(graph_binding& self) {
   return nodes;
 }
 
+/// What both have beside launches.
+template <class Binding>
+void bind_deliveries(nb::class_<Binding, executor_binding>& type) {
+  type.def(
+          "deliver",
+          [](Binding& self, std::uintptr_t stream) {
+            self.exclusively([&] { self.core().deliver_async(stream_of(stream)); });
+          },
+          "stream"_a,
+          "Enqueues what was set since the last launch, for replays of a captured step.")
+      .def(
+          "deliver_beside_capture",
+          [](Binding& self) { self.exclusively([&] { self.core().deliver_beside_capture(); }); },
+          "The same on a stream of its own, and waits for it; legal while the caller captures.");
+}
+
 void bind_stream_executor(nb::module_& module) {
-  nb::class_<stream_binding, executor_binding>(
+  nb::class_<stream_binding, executor_binding> type(
       module, "StreamExecutor", nb::type_slots(executor_slots),
       "Runs a plan as kernels on the caller's streams, also while they are being captured. Streams "
-      "are handles as integers (torch.cuda.Stream.cuda_stream).")
-      .def(
+      "are handles as integers (torch.cuda.Stream.cuda_stream).");
+  bind_deliveries(type);
+  type.def(
           "__init__",
           [](stream_binding* self, const step_plan& plan, std::uintptr_t stream,
              const nb::object& foreign) {
@@ -124,19 +141,6 @@ void bind_stream_executor(nb::module_& module) {
           },
           "stream"_a, "Enqueues one step, ordered after the launch before. Releases the GIL.")
       .def(
-          "deliver",
-          [](stream_binding& self, std::uintptr_t stream) {
-            self.exclusively([&] { self.core().deliver_async(stream_of(stream)); });
-          },
-          "stream"_a,
-          "Enqueues what was set since the last launch, for replays of a captured launch.")
-      .def(
-          "deliver_beside_capture",
-          [](stream_binding& self) {
-            self.exclusively([&] { self.core().deliver_beside_capture(); });
-          },
-          "The same on a stream of its own, and waits for it; legal while the caller captures.")
-      .def(
           "update",
           [](stream_binding& self, const step_plan& plan, std::uintptr_t stream,
              const nb::object& foreign) {
@@ -151,11 +155,12 @@ void bind_stream_executor(nb::module_& module) {
 }
 
 void bind_graph_executor(nb::module_& module) {
-  nb::class_<graph_binding, executor_binding>(
+  nb::class_<graph_binding, executor_binding> type(
       module, "GraphExecutor", nb::type_slots(executor_slots),
       "Runs a plan as one launch of an instantiated CUDA graph. Streams are handles as integers "
-      "(torch.cuda.Stream.cuda_stream).")
-      .def(
+      "(torch.cuda.Stream.cuda_stream).");
+  bind_deliveries(type);
+  type.def(
           "__init__",
           [](graph_binding* self, const step_plan& plan, std::uintptr_t stream,
              const nb::object& foreign, std::uint32_t steps_per_launch) {
@@ -178,19 +183,6 @@ void bind_graph_executor(nb::module_& module) {
           "stream"_a,
           "Enqueues the kernels of one step instead of the graph, also into a capture of the "
           "caller's.")
-      .def(
-          "deliver",
-          [](graph_binding& self, std::uintptr_t stream) {
-            self.exclusively([&] { self.core().deliver_async(stream_of(stream)); });
-          },
-          "stream"_a,
-          "Enqueues what was set since the last launch, for replays of a captured step.")
-      .def(
-          "deliver_beside_capture",
-          [](graph_binding& self) {
-            self.exclusively([&] { self.core().deliver_beside_capture(); });
-          },
-          "The same on a stream of its own, and waits for it; legal while the caller captures.")
       .def(
           "update",
           [](graph_binding& self, const step_plan& plan, std::uintptr_t stream,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ._core import StepBuilder, UsageError
+from ._core import UsageError
 from .live_group import LiveGroup
 
 
@@ -112,15 +112,6 @@ def watched_values(group: LiveGroup) -> list[Any]:
     if not isinstance(betas, tuple) or any(isinstance(beta, torch.Tensor) for beta in betas):
         watched.append(betas)
     return watched
-
-
-def check_defaults(
-    lr: Any, betas: Any, eps: Any, weight_decay: Any, name: str = "FusedAdam"
-) -> None:
-    """Refuses defaults that no group could have."""
-    for key, value in (("lr", lr), ("betas", betas), ("eps", eps), ("weight_decay", weight_decay)):
-        check_value(name, key, value)
-    StepBuilder().add_group(name=name)
 
 
 def fingerprint(value: Any) -> Any:

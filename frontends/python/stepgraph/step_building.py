@@ -210,25 +210,23 @@ class StepBuilding(ScalerInputs):
         return views
 
     def _bind_group(self, group: LiveGroup, before: BoundGroup | None) -> BoundGroup:
-        shape = shape_of(group, self.amsgrad, self.maximize)
-        if before is None or self.runner is None:
-            step = group.stored("step", 0)
-            bound = BoundGroup(group, shape, values_of(group), step)
-            if before is None:
-                return bound
-        else:
-            bound = BoundGroup(group, shape, values_of(group), before.plan_step)
-        # A schedule that was just assigned runs; one that is held by hand stays held.
-        same = _schedules(before.shape) == _schedules(shape)
-        bound.lr_held = before.lr_held and same
-        bound.weight_decay_held = before.weight_decay_held and same
-        bound.sent = before.sent
-        # Sent, a value would hold over the schedule that was just assigned.
-        now = values_of(group)
-        if not same and group.stored("schedule") is not None:
-            bound.sent = replace(bound.sent, learning_rate=now.learning_rate)
-        if not same and group.stored("weight_decay_schedule") is not None:
-            bound.sent = replace(bound.sent, weight_decay=now.weight_decay)
+        shape, values = shape_of(group, self.amsgrad, self.maximize), values_of(group)
+        step = group.stored("step", 0)
+        if before is None:
+            return BoundGroup(group, shape, values, step)
+        bound = BoundGroup(group, shape, before.sent, before.plan_step if self.runner else step)
+        # A schedule that was just assigned runs, and a value that is sent would hold over it; one
+        # that is held by hand stays held.
+        schedule, decay_schedule = _schedules(shape)
+        schedule_before, decay_schedule_before = _schedules(before.shape)
+        if schedule == schedule_before:
+            bound.lr_held = before.lr_held
+        elif schedule is not None:
+            bound.sent = replace(bound.sent, learning_rate=values.learning_rate)
+        if decay_schedule == decay_schedule_before:
+            bound.weight_decay_held = before.weight_decay_held
+        elif decay_schedule is not None:
+            bound.sent = replace(bound.sent, weight_decay=values.weight_decay)
         return bound
 
     def _bind_parameter(

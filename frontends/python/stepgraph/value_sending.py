@@ -19,6 +19,13 @@ from .group_values import (
 from .live_group import VALUES, LiveGroup
 from .runners import is_capturing
 
+_SCHEDULED = {
+    "lr": ("learning_rate", "schedule", "lr_held"),
+    "weight_decay": ("weight_decay", "weight_decay_schedule", "weight_decay_held"),
+}
+"""Of values that a schedule may give: the executor's name, the schedule's key, and where it is kept
+that one set by hand holds over it."""
+
 
 class ValueSending(EngineState):
     """Observes the groups and sends what is assigned to them."""
@@ -77,11 +84,9 @@ class ValueSending(EngineState):
             return
         if isinstance(value, (float, int)) and index not in self.changed_groups:
             # What schedulers do to every group between two steps.
-            if key == "lr" and group.lr_input is None:
-                self._send_learning_rate(index, float(value))
-                return
-            if key == "weight_decay" and group.weight_decay_input is None:
-                self._send_weight_decay(index, float(value))
+            input = {"lr": group.lr_input, "weight_decay": group.weight_decay_input}
+            if key in input and input[key] is None:
+                self._send_at_once(index, key, float(value))
                 return
         self.changed_groups.add(index)
         if self._inputs_differ(group):
@@ -90,31 +95,19 @@ class ValueSending(EngineState):
             self.send_values()
             self.deliver_now()
 
-    def _send_learning_rate(self, index: int, value: float) -> None:
+    def _send_at_once(self, index: int, key: str, value: float) -> None:
+        """`lr` or `weight_decay` of a group, without comparing the rest of it."""
         assert self.runner is not None
+        name, schedule, held = _SCHEDULED[key]
         bound = self.groups[index]
-        scheduled = bound.group.stored("schedule") is not None
-        if value == bound.sent.learning_rate and not bound.watched and not scheduled:
+        scheduled = bound.group.stored(schedule) is not None
+        if value == getattr(bound.sent, name) and not bound.watched and not scheduled:
             return
-        self.runner.executor.set_learning_rate(index, value)
-        bound.sent.learning_rate = value
-        bound.lr_held = scheduled
-        self._sent(index)
-
-    def _send_weight_decay(self, index: int, value: float) -> None:
-        assert self.runner is not None
-        bound = self.groups[index]
-        scheduled = bound.group.stored("weight_decay_schedule") is not None
-        if value == bound.sent.weight_decay and not bound.watched and not scheduled:
-            return
-        self.runner.executor.set_weight_decay(index, value)
-        bound.sent.weight_decay = value
-        bound.weight_decay_held = scheduled
-        self._sent(index)
-
-    def _sent(self, index: int) -> None:
+        getattr(self.runner.executor, f"set_{name}")(index, value)
+        setattr(bound.sent, name, value)
+        setattr(bound, held, scheduled)
         self.pending = True
-        if self.groups[index].watched:
+        if bound.watched:
             # The value that was assigned may have taken the place of a watched one.
             self.changed_groups.add(index)
         if self.captured:
