@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .tensors import local_of
+from .tensors import any_not_finite, local_of
 
 
 def inputs_of(
@@ -24,7 +24,9 @@ def inputs_of(
         # Also what scaler.update() reads.
         scaler._check_inf_per_device(optimizer)
         if not state["found_inf_per_device"]:
-            state["found_inf_per_device"] = _check_others(gradients())
+            found_inf = any_not_finite(map(local_of, gradients()))
+            if found_inf is not None:
+                state["found_inf_per_device"] = {found_inf.device: found_inf.float()}
     found = list(state["found_inf_per_device"].values())
     scale = scaler._get_scale_async()
     total: Any = 0.0
@@ -33,16 +35,3 @@ def inputs_of(
     elif found:
         total = sum(each.to(scale.device, non_blocking=True) for each in found)
     return total, (scale if ready else None)
-
-
-def _check_others(gradients: Sequence[torch.Tensor]) -> dict[torch.device, torch.Tensor]:
-    """By the largest magnitude of each: what GradScaler itself uses lacks bfloat16."""
-    by_type: dict[torch.dtype, list[torch.Tensor]] = {}
-    for gradient in map(local_of, gradients):
-        if gradient.numel() > 0:
-            by_type.setdefault(gradient.dtype, []).append(gradient)
-    if not by_type:
-        return {}
-    largest = [torch._foreach_norm(tensors, float("inf")) for tensors in by_type.values()]
-    flat = torch.stack([each.float() for magnitudes in largest for each in magnitudes])
-    return {flat.device: (~flat.isfinite()).any().float()}

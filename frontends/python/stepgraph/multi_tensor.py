@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from ._core import UsageError
+from .tensors import any_not_finite
 
 __all__ = [
     "MultiTensorApply",
@@ -206,7 +207,9 @@ def _scale(
                 f"{tuple(target.shape)}"
             )
     if factor is None:
-        _check_finite(noop_flag, inputs)
+        not_finite = any_not_finite(inputs)
+        if not_finite is not None:
+            _raise_flag(noop_flag, not_finite)
     found_inf = torch.zeros(1, dtype=torch.float32, device=noop_flag.device)
     pairs = _by((a.dtype, b.dtype) for a, b in zip(inputs, outputs, strict=True))
     for (from_dtype, to_dtype), indices in pairs.items():
@@ -233,15 +236,6 @@ def _scale(
 def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     if not all(a is b for a, b in zip(sources, targets, strict=True)):
         torch._foreach_copy_(list(targets), list(sources))
-
-
-def _check_finite(noop_flag: Tensor, tensors: Sequence[Tensor]) -> None:
-    """By the largest magnitude of each."""
-    groups = _by(tensor.dtype for tensor in tensors if tensor.numel() > 0)
-    filled = [tensor for tensor in tensors if tensor.numel() > 0]
-    for indices in groups.values():
-        largest = torch._foreach_norm([filled[i].detach() for i in indices], float("inf"))
-        _raise_flag(noop_flag, ~torch.isfinite(torch.stack(list(largest))))
 
 
 def _pieces(

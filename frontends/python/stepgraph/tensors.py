@@ -8,6 +8,7 @@ master is stepped and quantized afterwards.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -288,3 +289,16 @@ def dequantized(view: ParameterView) -> torch.Tensor:
     stored = flat_memory(view.local).view(torch.uint8)
     flat_memory(values).copy_(stored.view(FP8_DTYPES[view.scaling.format]))
     return values.mul_(view.scaling.scale_inv.reshape(()))
+
+
+def any_not_finite(tensors: Iterable[torch.Tensor]) -> torch.Tensor | None:
+    """One bool beside the tensors, of any floating types, by the largest magnitude of each; None if
+    they have no elements. Waits for nothing. (What torch's GradScaler uses lacks bfloat16.)"""
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel() > 0:
+            by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
+    if not by_dtype:
+        return None
+    largest = [torch._foreach_norm(of_one, float("inf")) for of_one in by_dtype.values()]
+    return (~torch.stack([m.float() for of_one in largest for m in of_one]).isfinite()).any()
