@@ -12,6 +12,7 @@ import torch
 
 from stepgraph._core import TensorWatch
 from stepgraph.megatron.parts import leaves
+from stepgraph.tensors import local_of
 
 # Where Megatron's optimizers keep the parameters of the model, by class: groups of lists.
 _MODEL_GROUPS = (
@@ -58,7 +59,7 @@ def _address(tensor: torch.Tensor | None) -> int:
     if tensor is None:
         return 0
     try:
-        address: int = getattr(tensor, "_local_tensor", tensor).data_ptr()
+        address: int = local_of(tensor).data_ptr()
     except RuntimeError:  # a wrapper without storage of its own, as quantized parameters are
         return id(tensor)
     return address
