@@ -24,15 +24,15 @@ std::size_t slots_bytes(const step_plan& plan) { return slots_of(plan) * sizeof(
 }  // namespace
 
 std::size_t record_ring::bytes_for(const step_plan& plan) {
-  return slots_bytes(plan) + slots_of(plan) * plan.groups.size() * sizeof(record_group);
+  return slots_bytes(plan) + slots_of(plan) * plan.groups.size() * sizeof(group_progress);
 }
 
 record_ring::record_ring(const step_plan& plan, std::shared_ptr<void> memory,
                          std::uint64_t launches)
     : memory_(std::move(memory)),
       slots_(static_cast<record_slot*>(memory_.get())),
-      groups_(reinterpret_cast<record_group*>(static_cast<std::byte*>(memory_.get()) +
-                                              slots_bytes(plan))),
+      groups_(reinterpret_cast<group_progress*>(static_cast<std::byte*>(memory_.get()) +
+                                                slots_bytes(plan))),
       capacity_(static_cast<std::uint32_t>(slots_of(plan))),
       group_count_(static_cast<std::uint32_t>(plan.groups.size())),
       next_(launches + 1) {
@@ -46,7 +46,7 @@ bool record_ring::copy_next(step_record& record) const {
   const std::uint64_t place = (next_ - 1) % capacity_;
   record_slot& slot = slots_[place];
   if (sequence_in(slot) != next_) return false;
-  const volatile record_slot& source = slot;
+  const volatile step_scalars& source = slot.scalars;
   record.launch = next_;
   record.step = source.step;
   record.skipped = source.skipped;
@@ -59,7 +59,7 @@ bool record_ring::copy_next(step_record& record) const {
   record.found_inf = source.found_inf != 0;
   record.groups.resize(group_count_);
   for (std::uint32_t i = 0; i < group_count_; ++i) {
-    const volatile record_group& group = groups_[place * group_count_ + i];
+    const volatile group_progress& group = groups_[place * group_count_ + i];
     record.groups[i] = {group.step, group.learning_rate, group.weight_decay};
   }
   // Had the writer begun the next record of this slot meanwhile, the number would be gone.

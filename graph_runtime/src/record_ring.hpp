@@ -36,7 +36,7 @@ class record_ring {
 
   std::shared_ptr<void> memory_;
   record_slot* slots_;
-  record_group* groups_;
+  group_progress* groups_;
   std::uint32_t capacity_;
   std::uint32_t group_count_;
   std::uint64_t next_;

@@ -170,6 +170,26 @@ void set_blocks(plan_node& node, std::uint64_t blocks, std::uint32_t threads) {
   node.threads = threads;
 }
 
+/// Gives the step's record to the largest update, which takes longer than the bus does, or to the
+/// node that advances the step where nothing is updated. Not to an update after foreign work, which
+/// may fail: a step that has advanced has its record.
+void place_record(step_plan& plan) {
+  const auto advance = plan.nodes.begin() + static_cast<std::ptrdiff_t>(plan.advance_node());
+  const auto end = std::find_if(advance, plan.nodes.end(), [](const plan_node& node) {
+    return node.kind == node_kind::foreign;
+  });
+  const auto chunks_updated = [](const plan_node& node) {
+    return node.kind == node_kind::update ? node.chunks : 0;
+  };
+  const auto writer = std::max_element(advance, end, [&](const auto& a, const auto& b) {
+    return chunks_updated(a) < chunks_updated(b);
+  });
+  writer->writes_record = true;
+  if (writer->kind == node_kind::update) {
+    set_blocks(*writer, std::uint64_t{writer->blocks} + 1, writer->threads);
+  }
+}
+
 /// Numbers the norm groups in the order in which groups name them.
 void name_norm_groups(step_plan& plan) {
   for (const group_options& group : plan.groups) {
@@ -301,6 +321,7 @@ step_plan step_builder::build() const {
     plan.nodes.push_back(std::move(node));
   }
   detail::place_foreign_nodes(plan, foreign_);
+  if (options_.record_capacity != 0) place_record(plan);
   for (std::uint32_t i = 1; i < plan.nodes.size(); ++i) {
     const bool kernels =
         plan.nodes[i - 1].kind != node_kind::foreign && plan.nodes[i].kind != node_kind::foreign;

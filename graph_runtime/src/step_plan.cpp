@@ -56,9 +56,9 @@ std::string to_dot(const step_plan& plan) {
       continue;
     }
     dot += fmt::format(
-        "  n{} [label=\"{}\\n{} tensors, {} blocks x {} threads\\nread {} B, write {} B\"];\n", i,
+        "  n{} [label=\"{}\\n{} tensors, {} blocks x {} threads\\nread {} B, write {} B{}\"];\n", i,
         node.name, node.tensors.size(), node.blocks, node.threads, node.bytes_read,
-        node.bytes_written);
+        node.bytes_written, node.writes_record ? "\\nwrites the record" : "");
   }
   for (const plan_edge& edge : plan.edges) {
     dot += fmt::format("  n{} -> n{} [label=\"{}\"];\n", edge.from, edge.to,

@@ -5,6 +5,7 @@
 #include "stepgraph/kernels/launch_shape.hpp"
 #include "stepgraph/kernels/step_block.hpp"
 #include "stepgraph/math/advance_step.hpp"
+#include "write_record.cuh"
 
 /// Bodies that run in one thread block: the writers of the step's scalars.
 namespace stepgraph::cuda {
@@ -119,29 +120,9 @@ __device__ __forceinline__ void prepare_groups_for_block_0(const step_block_view
   send(messages + blockIdx.x - 1, tag, {});
 }
 
-/// Writes the step's record; see record_slot for the order. `scalars` are those of the step; every
-/// thread has written the progress of its groups itself.
-__device__ __forceinline__ void write_record_in_block(const step_block_view& block,
-                                                      const step_scalars& scalars) {
-  const record_ring_view& ring = block.records;
-  const std::uint64_t place = (scalars.launches - 1) % ring.capacity;
-  if (threadIdx.x == 0) {
-    fill_record(scalars, ring.slots[place]);
-    ring.slots[scalars.launches % ring.capacity].sequence = 0;
-  }
-  for (std::uint32_t i = threadIdx.x; i < block.group_count; i += blockDim.x) {
-    ring.groups[place * block.group_count + i] = record_of(block.progress[i]);
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence_system();
-    *reinterpret_cast<volatile unsigned long long*>(&ring.slots[place].sequence) = scalars.launches;
-  }
-}
-
 /// The second half, in block 0: publishes the scalars and, unless the step is skipped, the terms of
-/// every group; writes the record. `mine` is what the first half returned; `statistics` is valid in
-/// every thread; `total_of(i)` is the total of norm group i.
+/// every group; writes the record if the view names a ring. `mine` is what the first half returned;
+/// `statistics` is valid in every thread; `total_of(i)` is the total of norm group i.
 template <class TotalOf>
 __device__ __forceinline__ void finish_step_in_block(
     const step_block_view& block, const settings_batch& settings,
@@ -176,7 +157,10 @@ __device__ __forceinline__ void finish_step_in_block(
             ? scalars.grad_norm
             : math::norm_of_total(memory.settings().norm, total_of(i), prepared.inverse_scale);
   }
-  if (block.records.slots != nullptr) write_record_in_block(block, scalars);
+  if (block.records.slots != nullptr) {
+    __syncthreads();
+    write_record_in_block(block);
+  }
 }
 
 }  // namespace stepgraph::cuda

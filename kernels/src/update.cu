@@ -23,9 +23,10 @@ update_kernel_pointer kernel_of(const update_signature& signature) {
 cudaError_t launch_update(const update_signature& signature, const tensor_table_view& table,
                           const step_block_view& block, const update_options& options,
                           launch_order order, cudaStream_t stream) {
-  return launch(kernel_of(signature),
-                static_cast<std::uint32_t>(table.chunk_count * update_blocks_per_chunk),
-                update_threads, order, stream, table, terms_in_memory{block}, options);
+  const std::uint64_t blocks =
+      table.chunk_count * update_blocks_per_chunk + (block.records.slots != nullptr ? 1 : 0);
+  return launch(kernel_of(signature), static_cast<std::uint32_t>(blocks), update_threads, order,
+                stream, table, terms_in_memory{block}, options);
 }
 
 cudaError_t update_kernel_resources(const update_signature& signature, kernel_resources* result) {

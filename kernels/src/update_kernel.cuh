@@ -4,6 +4,7 @@
 #include "stepgraph/kernels/launch_shape.hpp"
 #include "stepgraph/math/adam.hpp"
 #include "update_operands.cuh"
+#include "write_record.cuh"
 
 /// The update: a few blocks a chunk, one body for every signature.
 namespace stepgraph::cuda {
@@ -43,6 +44,12 @@ struct terms_in_memory {
     result.step = static_cast<std::uint64_t>(step.y) << 32 | step.x;
     result.skip = step.z != 0;
     return result;
+  }
+
+  /// By one block.
+  __device__ void write_record() const {
+    wait_for_predecessors();
+    write_record_in_block(block);
   }
 };
 
@@ -169,7 +176,7 @@ __device__ __forceinline__ void publish_fp8_scaling(const Operands& operands, st
 
 /// One block a run of a chunk: loads its chunk and tensor descriptors once, its group's terms once,
 /// and touches every element once. Whole chunks of aligned tensors move 16 bytes an access, the
-/// rest moves an element an access.
+/// rest moves an element an access. One block more writes the step's record.
 template <class Formats, class Terms>
 __global__ void __launch_bounds__(update_threads)
     update_kernel(tensor_table_view table, Terms source, update_options options) {
@@ -183,6 +190,11 @@ __global__ void __launch_bounds__(update_threads)
   // From the last chunk to the first: the gradients that grad_stats read last are still in the
   // cache.
   const std::uint32_t block = gridDim.x - 1 - blockIdx.x;
+  // The first to start: the record is on its way over the bus while the others update.
+  if (block == table.chunk_count * update_blocks_per_chunk) {
+    source.write_record();
+    return;
+  }
   const chunk_descriptor chunk = table.chunks[block / update_blocks_per_chunk];
   const tensor_descriptor tensor = table.tensors[chunk.tensor];
   const typename Formats::operands operands(tensor);

@@ -11,6 +11,7 @@ namespace {
 using cuda::launch_order;
 using test::check;
 using test::device_block;
+using test::device_buffer;
 using test::device_tensors;
 using test::device_workspace;
 using test::host_block;
@@ -55,6 +56,34 @@ TEST_F(GpuLaunchers, UpdateGivesTheBitsOfTheHostLoop) {
       check(cuda::launch_update(signature, found.table(), on_device.view(),
                                 {.gradients = gradients}, launch_order::full, stream().get()));
       EXPECT_EQ(found.read(), expected.buffers);
+    }
+  }
+}
+
+// Every kernel has the block that does.
+TEST_F(GpuLaunchers, UpdateWritesTheRecordBesideItsChunks) {
+  constexpr std::uint32_t capacity = 3;
+  for (const update_signature& signature : tested_signatures()) {
+    SCOPED_TRACE(name_of(signature));
+    const std::vector<kernel_tensor> tensors = {{signature, 4097, 0, 0}, {signature, 8192, 1, 0}};
+    const std::vector<operand_set> contents = test::random_contents(tensors, 43);
+    const host_tensors expected(tensors, contents);
+    const device_tensors found(tensors, contents);
+    host_block block(200);
+    std::vector<record_slot> slots(capacity);
+    std::vector<group_progress> groups(capacity * block.groups.size());
+    const device_buffer<record_slot> slots_there(slots);
+    const device_buffer<group_progress> groups_there(groups);
+    block.records = {slots.data(), groups.data(), capacity};
+    for (int step = 0; step < 5; ++step) {
+      test::advance_unmeasured(block);
+      const device_block on_device(block, {slots_there.data(), groups_there.data(), capacity});
+      host::update(expected.host_table(), block.view(), {});
+      check(cuda::launch_update(signature, found.table(), on_device.view(), {}, launch_order::full,
+                                stream().get()));
+      EXPECT_EQ(found.read(), expected.buffers) << step;
+      EXPECT_TRUE(test::same_bits(slots_there.read(), slots)) << step;
+      EXPECT_TRUE(test::same_bits(groups_there.read(), groups)) << step;
     }
   }
 }

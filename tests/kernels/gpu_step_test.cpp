@@ -225,9 +225,9 @@ TEST_F(GpuStep, RecordsAreThoseOfTheHostLoop) {
   const test::device_workspace workspace(on_host.chunks.size());
   host_block block = test::varied_block();
   std::vector<record_slot> slots(capacity);
-  std::vector<record_group> groups(capacity * block.groups.size());
+  std::vector<group_progress> groups(capacity * block.groups.size());
   const device_buffer<record_slot> slots_there(slots);
-  const device_buffer<record_group> groups_there(groups);
+  const device_buffer<group_progress> groups_there(groups);
   const device_block found(block, {slots_there.data(), groups_there.data(), capacity});
   block.records = {slots.data(), groups.data(), capacity};
   const device_buffer<double> infinite(std::vector{std::numeric_limits<double>::infinity(), 0.0});

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "kernels/norm_groups.hpp"
@@ -102,8 +103,8 @@ TEST(GradStats, ZerosAreCountedOnlyWhenAskedFor) {
             expect_of(tensors, contents, 0).zeros);
 }
 
-TEST(GradStats, LongListsAddEveryChunk) {
-  for (const std::uint32_t length : test::list_lengths) {
+void expect_every_chunk_added(std::span<const std::uint32_t> lengths) {
+  for (const std::uint32_t length : lengths) {
     const test::long_list list(length);
     long double squares = 0.0L;
     std::uint64_t zeros = 0;
@@ -120,6 +121,11 @@ TEST(GradStats, LongListsAddEveryChunk) {
     EXPECT_NEAR(found.total / static_cast<double>(squares), 1.0, 1e-12) << length;
     EXPECT_EQ(found.zeros, zeros) << length;
   }
+}
+
+TEST(GradStats, LongListsAddEveryChunk) {
+  expect_every_chunk_added(test::list_lengths);
+  expect_every_chunk_added(test::larger_list_lengths);
 }
 
 TEST(GradStats, OfNoTensorsIsZero) {

@@ -128,7 +128,7 @@ TEST(Records, OfALaunchLiesInItsSlotAndSaysWhatTheStepSays) {
   block.step.samples_per_step = 10;
   block.step.max_grad_norm = 1.0;
   std::vector<record_slot> slots(capacity);
-  std::vector<record_group> groups(capacity * 2);
+  std::vector<group_progress> groups(capacity * 2);
   block.records = {slots.data(), groups.data(), capacity};
   for (std::uint64_t launch = 1; launch <= 7; ++launch) {
     test::advance_by_total(block, launch == 5 ? infinity : 4.0);
@@ -136,12 +136,12 @@ TEST(Records, OfALaunchLiesInItsSlotAndSaysWhatTheStepSays) {
     const record_slot& slot = slots[place];
     EXPECT_EQ(slot.sequence, launch);
     EXPECT_EQ(slots[launch % capacity].sequence, 0u) << "empty for the next record";
-    EXPECT_EQ(slot.step + slot.skipped, launch);
-    EXPECT_EQ(slot.samples, 10 * slot.step);
-    EXPECT_EQ(slot.skip, launch == 5 ? 1u : 0u);
-    EXPECT_EQ(slot.found_inf, launch == 5 ? 1u : 0u);
-    EXPECT_EQ(slot.grad_norm, launch == 5 ? infinity : 2.0);
-    EXPECT_EQ(slot.clip_coefficient, block.scalars.clip_coefficient);
+    EXPECT_EQ(slot.scalars.step + slot.scalars.skipped, launch);
+    EXPECT_EQ(slot.scalars.samples, 10 * slot.scalars.step);
+    EXPECT_EQ(slot.scalars.skip, launch == 5 ? 1u : 0u);
+    EXPECT_EQ(slot.scalars.found_inf, launch == 5 ? 1u : 0u);
+    EXPECT_EQ(slot.scalars.grad_norm, launch == 5 ? infinity : 2.0);
+    EXPECT_EQ(slot.scalars.clip_coefficient, block.scalars.clip_coefficient);
     for (std::size_t g = 0; g < 2; ++g) {
       EXPECT_EQ(groups[place * 2 + g].step, block.progress[g].step);
       EXPECT_EQ(groups[place * 2 + g].learning_rate, block.progress[g].learning_rate);

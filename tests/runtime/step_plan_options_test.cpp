@@ -14,6 +14,9 @@ namespace stepgraph::test {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
 
 /// A builder of shapes: two tensors, and gradients alone if asked for.
 step_builder builder_of(const step_options& options, bool gradients_alone = false) {
@@ -146,6 +149,62 @@ TEST(StepPlanOptions, GradientsMayBeAllThereIs) {
   builder.add_group({});
   builder.add_gradient(0, "alone", {nullptr, 10});
   EXPECT_THAT(nodes_of(builder.build()), ElementsAre("grad_stats", "scale_gradients"));
+}
+
+/// The nodes that write the step's record.
+std::vector<std::string> record_writers_of(const step_plan& plan) {
+  std::vector<std::string> names;
+  for (const plan_node& node : plan.nodes) {
+    if (node.writes_record) names.push_back(node.name);
+  }
+  return names;
+}
+
+// By a block of its own, while the others update.
+TEST(StepPlanOptions, TheLargestUpdateWritesTheRecord) {
+  const auto builder_with = [](std::uint32_t capacity) {
+    step_builder builder = builder_of({.skip_non_finite = true, .record_capacity = capacity});
+    for (const auto& [name, numel] : {std::pair{"larger", 9000u}, std::pair{"smaller", 2000u}}) {
+      const tensor_view view = {nullptr, numel};
+      const storage_format format = numel == 9000u ? storage_format::bf16 : storage_format::f16;
+      builder.add_tensor(0, {.name = name,
+                             .parameter = {nullptr, numel, format},
+                             .gradient = view,
+                             .exp_avg = view,
+                             .exp_avg_sq = view});
+    }
+    return builder;
+  };
+  const step_plan without = builder_with(0).build();
+  const step_plan with = builder_with(8).build();
+  const std::string larger = "update/bf16/f32/none/f32/f32";
+  EXPECT_THAT(record_writers_of(without), IsEmpty());
+  EXPECT_THAT(record_writers_of(with), ElementsAre(larger));
+  for (std::size_t i = 0; i < with.nodes.size(); ++i) {
+    const plan_node& node = with.nodes[i];
+    EXPECT_EQ(node.blocks, without.nodes[i].blocks + (node.name == larger ? 1 : 0)) << node.name;
+  }
+  EXPECT_THAT(to_dot(with), HasSubstr("writes the record"));
+  EXPECT_THAT(to_dot(without), Not(HasSubstr("writes the record")));
+}
+
+TEST(StepPlanOptions, TheNodeThatAdvancesTheStepWritesTheRecordWhereNoUpdateCan) {
+  EXPECT_THAT(record_writers_of(builder_of({.record_capacity = 1}).build()), ElementsAre(update));
+  // Foreign work in between may fail.
+  step_builder builder = builder_of({.skip_non_finite = true, .record_capacity = 1});
+  builder.add_foreign_work({.name = "mean", .node = "grad_stats"});
+  EXPECT_THAT(record_writers_of(builder.build()), ElementsAre("grad_stats"));
+  // What comes before the advance, or after the update, does not matter.
+  step_builder exchanging = builder_of({.exchange_totals = true, .record_capacity = 1});
+  exchanging.add_foreign_work({.name = "exchange", .node = "grad_stats"});
+  exchanging.add_foreign_work({.name = "mean", .node = update});
+  EXPECT_THAT(record_writers_of(exchanging.build()), ElementsAre(update));
+  step_builder gradients(plan_purpose::inspect);
+  gradients.set_options({.max_grad_norm = 1.0, .unscale_gradients = true, .record_capacity = 1});
+  gradients.add_group({});
+  gradients.add_gradient(0, "alone", {nullptr, 10});
+  EXPECT_THAT(record_writers_of(gradients.build()), ElementsAre("grad_stats"));
+  EXPECT_EQ(gradients.build().nodes[0].blocks, 2u);
 }
 
 TEST(StepPlanOptions, UnscalingWritesTheGradientsOfAnUpdate) {

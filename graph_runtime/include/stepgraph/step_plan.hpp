@@ -128,6 +128,7 @@ struct plan_node {
   std::uint64_t bytes_read = 0;     ///< from tensors
   std::uint64_t bytes_written = 0;  ///< to tensors
   bool only_if_applied = false;     ///< foreign work that a skipped step leaves out
+  bool writes_record = false;       ///< one block of its launch writes the step's record
 };
 
 /// `to` starts when `from` has finished.

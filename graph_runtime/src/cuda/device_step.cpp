@@ -241,6 +241,8 @@ void device_step::enqueue(std::size_t node, const settings_batch& settings, laun
   const trace_range range(planned.name.c_str());
   const tensor_table_view table = tables_.view_of_node(node, tensors_, chunks_, tensor_arrivals_);
   cudaError_t status = cudaSuccess;
+  step_block_view block = block_;
+  if (!planned.writes_record) block.records = {};
   switch (planned.kind) {
     case node_kind::grad_stats: {
       const statistics_table_view statistics =
@@ -248,21 +250,21 @@ void device_step::enqueue(std::size_t node, const settings_batch& settings, laun
       const statistics_options options = detail::make_statistics_options(plan_.options);
       status =
           plan_.options.exchange_totals
-              ? launch_grad_totals(statistics, options, messages_, block_, totals_, order, stream)
-              : launch_grad_stats(statistics, options, messages_, block_, settings, order, stream);
+              ? launch_grad_totals(statistics, options, messages_, block, totals_, order, stream)
+              : launch_grad_stats(statistics, options, messages_, block, settings, order, stream);
       break;
     }
     case node_kind::advance_step:
       status =
-          launch_advance_step(block_, settings, plan_.options.exchange_totals ? totals_ : nullptr,
+          launch_advance_step(block, settings, plan_.options.exchange_totals ? totals_ : nullptr,
                               messages_, order, stream);
       break;
     case node_kind::update:
-      status = launch_update(planned.signature, table, block_,
+      status = launch_update(planned.signature, table, block,
                              detail::make_update_options(plan_.options), order, stream);
       break;
     case node_kind::scale_gradients:
-      status = launch_scale_gradients({table.tensors, table.chunks, table.chunk_count}, block_,
+      status = launch_scale_gradients({table.tensors, table.chunks, table.chunk_count}, block,
                                       order, stream);
       break;
     case node_kind::foreign:

@@ -1,5 +1,6 @@
 #include "stepgraph/math/advance_step.hpp"
 
+#include <algorithm>
 #include <atomic>
 
 #include "stepgraph/kernels/host_loops.hpp"
@@ -13,10 +14,8 @@ void write_record(const step_block_view& block) {
   if (ring.slots == nullptr) return;
   const std::uint64_t number = block.scalars->launches;
   const std::uint64_t place = (number - 1) % ring.capacity;
-  fill_record(*block.scalars, ring.slots[place]);
-  for (std::uint32_t i = 0; i < block.group_count; ++i) {
-    ring.groups[place * block.group_count + i] = record_of(block.progress[i]);
-  }
+  ring.slots[place].scalars = *block.scalars;
+  std::copy_n(block.progress, block.group_count, ring.groups + place * block.group_count);
   const auto sequence_of = [&](std::uint64_t slot) {
     return std::atomic_ref<std::uint64_t>(ring.slots[slot].sequence);
   };

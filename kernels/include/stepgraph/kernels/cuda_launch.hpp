@@ -9,6 +9,9 @@
 /// `stream`, never blocks, allocates nothing, is legal under stream capture and returns the
 /// launch's status. Kernels launched one after the other onto one stream overlap their prologues
 /// by programmatic dependent launch where the device supports it.
+///
+/// The step's record is written by whichever launch gets a view that names a ring: the one that
+/// advances the step, or an update after it, where writing over the bus takes no time of its own.
 namespace stepgraph::cuda {
 
 /// Whether a kernel may start before its predecessor in the stream has finished. Only for a
@@ -22,8 +25,8 @@ struct alignas(32) block_message {
   std::uint64_t words[4] = {};
 };
 
-/// One pass over all gradients; a block of its own adds up what the others found, advances the step
-/// and writes its record. `messages` holds statistics_blocks(chunk_count) +
+/// One pass over all gradients; a block of its own adds up what the others found and advances the
+/// step. `messages` holds statistics_blocks(chunk_count) +
 /// prepare_blocks(group_count) - 1 elements.
 cudaError_t launch_grad_stats(const statistics_table_view& table, const statistics_options& options,
                               block_message* messages, const step_block_view& block,
@@ -38,8 +41,8 @@ cudaError_t launch_grad_totals(const statistics_table_view& table,
                                const step_block_view& block, double* totals, launch_order order,
                                cudaStream_t stream);
 
-/// Applies the settings, advances the step by what `totals` holds (null: nothing was measured) and
-/// writes its record. `messages` holds prepare_blocks(group_count) - 1 elements.
+/// Applies the settings and advances the step by what `totals` holds (null: nothing was measured).
+/// `messages` holds prepare_blocks(group_count) - 1 elements.
 cudaError_t launch_advance_step(const step_block_view& block, const settings_batch& settings,
                                 const double* totals, block_message* messages, launch_order order,
                                 cudaStream_t stream);

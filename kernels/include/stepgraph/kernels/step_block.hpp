@@ -19,7 +19,7 @@ struct step_block_view {
   math::adam_terms* terms = nullptr;
   math::prepared_group* prepared_groups = nullptr;  ///< between the halves of advance_step
   double* norms = nullptr;   ///< of each norm group, as step_scalars::grad_norm
-  record_ring_view records;  ///< where the step's record goes
+  record_ring_view records;  ///< where the step's record goes; null: not from here
   std::uint32_t group_count = 0;
   std::uint32_t norm_group_count = 0;
 };
