@@ -4,8 +4,8 @@
 #   perf/run_all.sh BIN OUTDIR [part]...
 #
 # BIN: the build's perf directory, built here or carried here. OUTDIR: receives one JSON file a part.
-# Parts: adam step replay update instantiate host peers python; all of them if none is named (a few
-# minutes on an H200). PYTHON: the interpreter that has torch, and stepgraph for the part python
+# Parts: adam step replay update instantiate peers python on the GPU, host on the processors; all of
+# them if none is named (a few minutes on an H200). PYTHON: the interpreter that has torch, and stepgraph for the part python
 # (default python3). Runs all parts even when one failed; the exit status is then 1.
 set -uo pipefail
 
@@ -43,15 +43,18 @@ peers() {
 
 for part in "${parts[@]}"; do
   case $part in
-    adam | step | replay | update | instantiate | host) bench "${part}_bench" ;;
+    adam | step | replay | update | instantiate) bench "${part}_bench" ;;
+    host)
+      bench host_bench
+      peers peers_host --device cpu
+      peers peers_host_bf16 --device cpu --dtype bf16
+      ;;
     peers)
       peers peers_f32
       peers peers_bf16 --dtype bf16
       peers peers_f32_short --n-tensors 64 --numel 65536
       peers peers_gpt2_full --parameters gpt2-124m --step full
       peers peers_148x4096_full --n-tensors 148 --numel 4096 --step full
-      peers peers_host --device cpu
-      peers peers_host_bf16 --device cpu --dtype bf16
       ;;
     python) step fused_adam_bench "$python" "$perf/fused_adam_bench.py" --json "$out/fused_adam_bench.json" ;;
     *) printf 'no such part: %s\n' "$part" >&2; exit 2 ;;
