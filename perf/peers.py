@@ -10,8 +10,9 @@ stepgraph through libstepgraph_peer.so. Before anything is timed, every implemen
 steps on small tensors and is compared with the same steps in double precision.
 
 The times are medians of `--steps` rounds, each of which runs every implementation once (many times
-back to back where a step is short), by events on a device and by the clock on the processor. GB/s
-counts the bytes that the step must move, whatever an implementation does move.
+back to back where a step is short), by events on a device and by the clock on the processor. A step
+that zeroes its gradients gets them back before each measurement. GB/s counts the bytes that the step
+must move, whatever an implementation does move.
 """
 
 import argparse
@@ -62,7 +63,18 @@ class Tensors:
         self.gradients = self._make(dtype, lambda t: self._normal(t, 0.01))
         for parameter, gradient in zip(self.parameters, self.gradients):
             parameter.grad = gradient
+        self._kept_gradients = None
         self._moments = {}
+
+    def keep_gradients(self):
+        """For `restore_gradients`."""
+        self._kept_gradients = self.gradients[0]._base.clone()
+
+    def restore_gradients(self):
+        """Enqueues a copy of what was kept, if anything was: zeros cost less power to move. The device
+        is busy with it while the step is being launched."""
+        if self._kept_gradients is not None:
+            self.gradients[0]._base.copy_(self._kept_gradients)
 
     def _uniform(self, tensor, low, high):
         tensor.uniform_(low, high, generator=self._generator)
@@ -309,9 +321,10 @@ def verify(implementation, options):
     return reference.largest_relative_difference(tensors.parameters)
 
 
-def seconds_a_step(step, runs, device):
-    """Seconds of one of `runs` steps back to back."""
-    if torch.device(device).type == "cpu":
+def seconds_a_step(step, runs, tensors):
+    """Seconds of one of `runs` steps back to back, the first on the tensors' own gradients."""
+    tensors.restore_gradients()
+    if tensors.device.type == "cpu":
         begin = time.perf_counter()
         for _ in range(runs):
             step()
@@ -349,6 +362,8 @@ def measure(options, numels):
     # roundings to 8 bits.
     tolerance = 2e-5 if options.dtype == "f32" else 3e-2
     tensors = Tensors(numels, DTYPES[options.dtype], options.device)
+    if options.full:
+        tensors.keep_gradients()
     for implementation in implementations(options):
         row = {"implementation": implementation.name, "moments": implementation.moments}
         rows.append(row)
@@ -361,7 +376,7 @@ def measure(options, numels):
             for _ in range(WARMUP_STEPS):
                 step()
             synchronize(options.device)
-            estimate = seconds_a_step(step, 1, options.device)
+            estimate = seconds_a_step(step, 1, tensors)
         except NotAvailable as reason:
             row["error"] = str(reason)
             continue
@@ -372,7 +387,7 @@ def measure(options, numels):
         running.append((row, step, runs, [], []))
     for _ in range(options.steps):
         for _, step, runs, seconds, processor in running:
-            seconds.append(seconds_a_step(step, runs, options.device))
+            seconds.append(seconds_a_step(step, runs, tensors))
             processor.append(processor_seconds(step, options.device))
         synchronize(options.device)
     for row, _, _, seconds, processor in running:
