@@ -154,25 +154,6 @@ int loads_among_stores(const kernel_code& kernel) {
   return found;
 }
 
-/// Times that the terms of a group are read together: by two whole accesses after the wait for the
-/// predecessors and before any branch, which would put a round trip between them.
-int reads_of_terms_together(const kernel_code& kernel) {
-  int found = 0;
-  int wide_loads = 0;
-  bool waited = false;
-  for (const instruction& each : kernel.instructions) {
-    if (each.opcode == "ACQBULK") {
-      waited = true;
-      wide_loads = 0;
-    } else if (each.opcode == "BRA" || each.opcode == "EXIT") {
-      waited = false;
-    } else if (waited && is_load(each) && each.opcode.find(".128") != std::string::npos) {
-      if (++wide_loads == 2) ++found;
-    }
-  }
-  return found;
-}
-
 /// Elements of an access in the kernel that is tuned for a signature: 8 where every operand has 2
 /// bytes an element, so that all accesses have 16 bytes; else 4.
 int elements_of_an_access(const update_signature& signature) {
@@ -201,10 +182,6 @@ std::vector<std::string> complaints(const kernel_code& kernel, const update_sign
   forbid(R"((LDL|STL)\b.*)", "local memory");
   if (const int times = loads_among_stores(kernel)) {
     found.push_back("loads among the stores: " + std::to_string(times));
-  }
-  // For whole accesses and for single elements.
-  if (const int times = reads_of_terms_together(kernel); times < 2) {
-    found.push_back("terms are read one after the other: " + std::to_string(2 - times) + " times");
   }
   if (kernel.registers > 80) {
     found.push_back("registers: " + std::to_string(kernel.registers) + ", at most 80");
@@ -342,7 +319,6 @@ TEST_F(Disassembly, ChecksRejectKernelsThatDoOneThingWrong) {
       {"update_with_double_power", "not loaded by 16 bytes"},
       {"update_with_double_power", "not stored by 16 bytes"},
       {"update_with_local_array", "local memory"},
-      {"update_with_local_array", "terms are read one after the other"},
       {"update_with_terms_read_again", "loads among the stores"},
       {"update_in_a_loop", "loads among the stores"},
   };
