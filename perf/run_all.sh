@@ -6,7 +6,8 @@
 # BIN: the build's perf directory, built here or carried here. OUTDIR: receives one JSON file a part.
 # Parts: adam step replay update instantiate peers python on the GPU, host on the processors; all of
 # them if none is named (a few minutes on an H200). PYTHON: the interpreter that has torch, and stepgraph for the part python
-# (default python3). Runs all parts even when one failed; the exit status is then 1.
+# (default python3). Runs all parts even when one failed or a measurement breaks a limit (limits.py);
+# the exit status is then 1.
 set -uo pipefail
 
 [ $# -ge 2 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
@@ -60,5 +61,7 @@ for part in "${parts[@]}"; do
     *) printf 'no such part: %s\n' "$part" >&2; exit 2 ;;
   esac
 done
+
+step limits "$python" "$perf/limits.py" "$out"
 
 [ ${#failed[@]} -eq 0 ] || { printf '\nfailed: %s\n' "${failed[*]}"; exit 1; }
