@@ -33,7 +33,10 @@ std::optional<std::string> executor::recapture_required() const {
     const auto locked = pending_->lock();
     if (locked.closed()) return "the executor was released: build another";
     if (!refused_update_.empty()) return refused_update_;
-    if (!invalid_captures_.empty()) return invalid_captures_;
+    if (captures_invalid_) {
+      return "an update rebuilt the step: graphs that captured a launch before must not be "
+             "replayed";
+    }
   }
   std::string reason = detail::ledger_access::why_not_rebindable(*ledger_);
   if (reason.empty()) return std::nullopt;
@@ -123,6 +126,8 @@ update_report executor::commit_rebuilt(detail::plan_update& update,
   detail::ledger_access::replace(*ledger_, update.ledger);
   if (records != nullptr) *records = records_->replace(std::move(*records));
   refused_update_.clear();
+  // The step lies in other memory now.
+  if (std::exchange(captured_, false)) captures_invalid_ = true;
   swap();
   return finished(update);
 }
@@ -133,16 +138,7 @@ void executor::note_capture() {
   if (captured_) return;
   captured_ = true;
   const auto locked = pending_->lock();
-  invalid_captures_.clear();
-}
-
-void executor::invalidate_captures() {
-  if (!captured_) return;
-  captured_ = false;
-  std::string reason =
-      "an update rebuilt the step: graphs that captured a launch before must not be replayed";
-  const auto locked = pending_->lock();
-  invalid_captures_.swap(reason);
+  captures_invalid_ = false;
 }
 
 void executor::close(const std::function<void()>& release) {

@@ -1,6 +1,7 @@
 #include "common/cuda_executor_adapter.hpp"
 
 #include "common/cuda_testing.hpp"
+#include "common/instantiate.hpp"
 #include "stepgraph/cuda/capture_scope.hpp"
 #include "stepgraph/cuda/graph_executor.hpp"
 #include "stepgraph/cuda/stream_executor.hpp"
@@ -85,10 +86,7 @@ class stream_captured_adapter final : public cuda_adapter {
   void capture() {
     cuda::capture_scope capture(stream());
     executor_.launch(stream());
-    const cuda::unique_graph graph = capture.finish();
-    cudaGraphExec_t handle = nullptr;
-    check(cudaGraphInstantiate(&handle, graph.get(), 0));
-    replayed_ = cuda::unique_graph_exec(handle);
+    replayed_ = instantiate(capture.finish());
   }
 
   stream_executor executor_;

@@ -51,4 +51,9 @@ struct ones_on_device {
   device_buffer<float> exp_avg_sq;
 };
 
+/// The first of the tensor's elements after `tenths` updates by 0.1 each.
+inline void expect_updates(const ones_on_device& tensor, double tenths) {
+  EXPECT_NEAR(tensor.first_parameter(), 1.0 - 0.1 * tenths, 1e-5);
+}
+
 }  // namespace stepgraph::test

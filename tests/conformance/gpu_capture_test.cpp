@@ -9,6 +9,7 @@
 
 #include "common/executor_adapter.hpp"
 #include "common/expect_error.hpp"
+#include "common/instantiate.hpp"
 #include "common/ones_on_device.hpp"
 #include "common/stream_gate.hpp"
 #include "stepgraph/cuda/capture_scope.hpp"
@@ -20,18 +21,6 @@
 // What only CUDA executors do: capture, streams, devices, lifetimes.
 namespace stepgraph::test {
 namespace {
-
-/// The first of the tensor's elements after `steps` updates by 0.1 each.
-void expect_updates(const ones_on_device& tensor, double tenths) {
-  EXPECT_NEAR(tensor.first_parameter(), 1.0 - 0.1 * tenths, 1e-5);
-}
-
-/// An executable of what was captured; the graph itself is gone.
-cuda::unique_graph_exec instantiate(cuda::unique_graph graph) {
-  cudaGraphExec_t handle = nullptr;
-  check(cudaGraphInstantiate(&handle, graph.get(), 0));
-  return cuda::unique_graph_exec(handle);
-}
 
 std::set<cudaGraphNodeType> node_types(const cuda::unique_graph& graph) {
   std::size_t count = 0;

@@ -1,12 +1,12 @@
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <optional>
-#include <type_traits>
 #include <vector>
 
 #include "common/expect_error.hpp"
+#include "common/instantiate.hpp"
 #include "common/ones_on_device.hpp"
+#include "common/same_bits.hpp"
 #include "common/stream_gate.hpp"
 #include "stepgraph/cuda/capture_scope.hpp"
 #include "stepgraph/cuda/graph_executor.hpp"
@@ -18,26 +18,15 @@
 namespace stepgraph::test {
 namespace {
 
-/// The first of the tensor's elements after `tenths` updates by 0.1 each.
-void expect_updates(const ones_on_device& tensor, double tenths) {
-  EXPECT_NEAR(tensor.first_parameter(), 1.0 - 0.1 * tenths, 1e-5);
-}
-
-cuda::unique_graph_exec instantiate(const cuda::unique_graph& graph) {
-  cudaGraphExec_t handle = nullptr;
-  check(cudaGraphInstantiate(&handle, graph.get(), 0));
-  return cuda::unique_graph_exec(handle);
-}
+/// As kernels, on a stream that may be captured.
+void enqueue_step(graph_executor& executor, cudaStream_t stream) { executor.enqueue(stream); }
+void enqueue_step(stream_executor& executor, cudaStream_t stream) { executor.launch(stream); }
 
 /// What the executor enqueues, as a graph of the caller's.
 template <class Executor>
 cuda::unique_graph_exec capture_step(Executor& executor, cudaStream_t stream) {
   cuda::capture_scope capture(stream);
-  if constexpr (std::is_same_v<Executor, graph_executor>) {
-    executor.enqueue(stream);
-  } else {
-    executor.launch(stream);
-  }
+  enqueue_step(executor, stream);
   return instantiate(capture.finish());
 }
 
@@ -65,14 +54,9 @@ TEST_F(GpuEnqueue, EveryWayToRunAStepGivesTheSameBits) {
   EXPECT_EQ(ours.step, 9u);
   EXPECT_EQ(ours.grad_norm, theirs.grad_norm);
   EXPECT_EQ(ours.groups[0].step, theirs.groups[0].step);
-  const auto same = [](const device_buffer<float>& a, const device_buffer<float>& b) {
-    const std::vector<float> left = a.read();
-    const std::vector<float> right = b.read();
-    return std::memcmp(left.data(), right.data(), left.size() * sizeof(float)) == 0;
-  };
-  EXPECT_TRUE(same(mixed.parameter, launched.parameter));
-  EXPECT_TRUE(same(mixed.exp_avg, launched.exp_avg));
-  EXPECT_TRUE(same(mixed.exp_avg_sq, launched.exp_avg_sq));
+  EXPECT_TRUE(same_bits(mixed.parameter.read(), launched.parameter.read()));
+  EXPECT_TRUE(same_bits(mixed.exp_avg.read(), launched.exp_avg.read()));
+  EXPECT_TRUE(same_bits(mixed.exp_avg_sq.read(), launched.exp_avg_sq.read()));
 }
 
 TEST_F(GpuEnqueue, ValuesBroughtByKernelsAreNotOverwrittenByTheNextReplay) {
@@ -233,6 +217,31 @@ TEST_F(GpuEnqueue, ForeignWorkIsCalledInItsPlace) {
   expect_updates(tensor, 3);
 }
 
+// What was delivered long ago is not delivered again because a later step fails.
+TEST_F(GpuEnqueue, StepThatFailsGivesBackOnlyWhatItTook) {
+  const ones_on_device tensor;
+  const cuda_stream stream;
+  step_builder builder;
+  builder.add_tensor(builder.add_group({.learning_rate = 0.1}), tensor.operands("weight"));
+  builder.add_foreign_work({"hook", foreign_order::before, "advance_step"});
+  bool fails = false;
+  const auto hook = [&](cudaStream_t) {
+    if (fails) throw std::runtime_error("hook");
+  };
+  graph_executor executor(builder.build(), stream.get(), {{"hook", hook}});
+  executor.set_group_step(0, 10);
+  executor.enqueue(stream.get());
+  executor.enqueue(stream.get());
+  fails = true;
+  EXPECT_THROW(executor.enqueue(stream.get()), std::runtime_error);
+  executor.set_learning_rate(0, 0.2);
+  EXPECT_THROW(executor.enqueue(stream.get()), std::runtime_error);
+  fails = false;
+  executor.enqueue(stream.get());
+  EXPECT_EQ(executor.status().groups[0].step, 13u);
+  expect_updates(tensor, 4);
+}
+
 TEST_F(GpuEnqueue, LoopsAndConditionalWorkAreRefused) {
   if (!conditional_nodes_supported()) GTEST_SKIP() << "the driver has no conditional nodes";
   const ones_on_device tensor;
@@ -279,26 +288,14 @@ TEST_F(GpuEnqueue, DeliveryOnACapturingStreamIsRefusedAndTheCaptureSurvives) {
 template <class Executor>
 void deliver_beside_a_capture(Executor& executor, const ones_on_device& tensor,
                               const ones_on_device& other, cudaStream_t stream) {
-  const auto step_eagerly = [&] {
-    if constexpr (std::is_same_v<Executor, graph_executor>) {
-      executor.enqueue(stream);
-      executor.launch(stream);
-    } else {
-      executor.launch(stream);
-      executor.launch(stream);
-    }
-  };
-  step_eagerly();
+  enqueue_step(executor, stream);
+  executor.launch(stream);
   // On the stream that the steps ran on, which nothing has waited for.
   cuda::capture_scope capture(stream);
   executor.rebind(0, operand_kind::parameter, other.parameter.data());
   executor.set_learning_rate(0, 0.2);
   executor.deliver_beside_capture();
-  if constexpr (std::is_same_v<Executor, graph_executor>) {
-    executor.enqueue(stream);
-  } else {
-    executor.launch(stream);
-  }
+  enqueue_step(executor, stream);
   executor.deliver_beside_capture();  // nothing is pending
   const cuda::unique_graph_exec captured = instantiate(capture.finish());
   for (int replay = 0; replay < 2; ++replay) check(cudaGraphLaunch(captured.get(), stream));

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "common/expect_error.hpp"
+#include "common/instantiate.hpp"
 #include "conformance/foreign_kernels.hpp"
 #include "stepgraph/cuda/capture_scope.hpp"
 #include "stepgraph/cuda/graph_executor.hpp"
@@ -35,10 +36,7 @@ class foreign_run {
     if (kind == runner::stream) return;
     cuda::capture_scope capture(stream_.get());
     eager_->launch(stream_.get());
-    const cuda::unique_graph graph = capture.finish();
-    cudaGraphExec_t handle = nullptr;
-    check(cudaGraphInstantiate(&handle, graph.get(), 0));
-    replayed_ = cuda::unique_graph_exec(handle);
+    replayed_ = instantiate(capture.finish());
   }
 
   executor& get() { return graph_ ? static_cast<executor&>(*graph_) : *eager_; }

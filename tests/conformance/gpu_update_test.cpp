@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "common/expect_error.hpp"
+#include "common/instantiate.hpp"
 #include "common/ones_on_device.hpp"
 #include "runtime/host_tensor.hpp"
 #include "stepgraph/cuda/capture_scope.hpp"
@@ -511,10 +512,7 @@ TEST_F(GpuUpdate, StreamExecutorSaysThatCapturedLaunchesAreInvalid) {
   const auto capture = [&] {
     cuda::capture_scope scope(stream.get());
     run.launch(stream.get());
-    cudaGraphExec_t handle = nullptr;
-    const cuda::unique_graph graph = scope.finish();
-    check(cudaGraphInstantiate(&handle, graph.get(), 0));
-    return cuda::unique_graph_exec(handle);
+    return test::instantiate(scope.finish());
   };
   cuda::unique_graph_exec replayed = capture();
   // Values alone: the replay stays good.

@@ -1,10 +1,10 @@
 #pragma once
 
-#include <cstring>
 #include <optional>
 #include <vector>
 
 #include "common/cuda_testing.hpp"
+#include "common/same_bits.hpp"
 #include "kernels/kernel_problem.hpp"
 #include "stepgraph/kernels/cuda_launch.hpp"
 
@@ -118,11 +118,6 @@ class device_workspace {
  private:
   device_buffer<cuda::block_message> messages_;
 };
-
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-}
 
 inline void expect_same_block(const host_block& found, const host_block& expected) {
   EXPECT_TRUE(same_bits(std::vector{found.scalars}, std::vector{expected.scalars}))

@@ -168,7 +168,8 @@ void bind_graph_executor(nb::module_& module) {
           },
           "plan"_a, "stream"_a, "foreign"_a = nb::none(), "steps_per_launch"_a = 1,
           "`foreign`: for each foreign node of the plan a callable of the stream, the address of "
-          "the totals and that of the loss scale, called once, while the graph is captured.")
+          "the totals and that of the loss scale, called while the graph is captured and at every "
+          "enqueue().")
       .def(
           "launch",
           [](graph_binding& self, std::uintptr_t stream) {

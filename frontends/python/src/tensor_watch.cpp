@@ -177,9 +177,8 @@ void bind_tensor_watch(nb::module_& module) {
       module, "TensorWatch", nb::type_slots(slots),
       "Finds out fast which parameters or gradients moved. Holds on to the parameters, not to the "
       "gradients. gradient_attributes: 'grad' or 'decoupled_grad' of each, '' for tensors that "
-      "have "
-      "none to watch; wrapped: the parameter and its gradient are DTensors, whose _local_tensor is "
-      "meant.")
+      "have none to watch; wrapped: the parameter and its gradient are DTensors, whose "
+      "_local_tensor is meant.")
       .def(nb::init<const nb::sequence&, const std::vector<std::string>&,
                     const std::vector<bool>&>(),
            "parameters"_a, "gradient_attributes"_a, "wrapped"_a)

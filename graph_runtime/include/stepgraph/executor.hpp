@@ -112,8 +112,8 @@ class executor {
   /// Points one operand of one tensor at other memory of the same element count, format and device,
   /// from the next launch on. The old memory must stay valid until the launches already made have
   /// finished. A block-scaled operand moves together with its scales, for others `scales` is null.
-  /// Refuses null and misaligned memory, memory of another device, and an operand that the ledger
-  /// knows to be resized, naming the tensor.
+  /// Refuses null and misaligned memory, memory of another device (unless a binding says that it is
+  /// `of_the_device`), and an operand that the ledger knows to be resized, naming the tensor.
   void rebind(tensor_id tensor, operand_kind operand, void* data, std::uint8_t* scales = nullptr);
   /// Several at once: all of them, or none if one is refused.
   void rebind(std::span<const binding> bindings);
@@ -173,7 +173,8 @@ class executor {
   update_report commit_in_place(detail::plan_update& update) noexcept;
   /// The new plan takes the place of the old one, and `swap` puts the step that was built for it in
   /// the place of the old one; the old plan, tables and records stay in the arguments. `records`
-  /// null: the ring stays. Setters wait meanwhile; `swap` must not throw.
+  /// null: the ring stays. What was captured before must not be replayed. Setters wait meanwhile;
+  /// `swap` must not throw.
   update_report commit_rebuilt(detail::plan_update& update,
                                std::unique_ptr<detail::record_ring>* records,
                                const std::function<void()>& swap) noexcept;
@@ -183,8 +184,6 @@ class executor {
 
   /// A launch was captured by the caller and may be replayed.
   void note_capture();
-  /// The step lies in other memory now: what was captured before must not be replayed.
-  void invalidate_captures();
   /// Everything after it is refused; `release` is called where no setter looks at the executor.
   void close(const std::function<void()>& release);
 
@@ -199,9 +198,9 @@ class executor {
   std::unique_ptr<detail::pending_changes> pending_;
   std::unique_ptr<detail::record_reader> records_;
   std::unique_ptr<address_ledger> ledger_;
-  std::string refused_update_;    ///< why the latest update was, if it was
-  bool captured_ = false;         ///< a launch of this step may be replayed
-  std::string invalid_captures_;  ///< why they are, if they are
+  std::string refused_update_;     ///< why the latest update was, if it was
+  bool captured_ = false;          ///< a launch of this step may be replayed
+  bool captures_invalid_ = false;  ///< launches of a step that is gone were captured, none since
 };
 
 }  // namespace stepgraph

@@ -339,6 +339,12 @@ device_step::delivery device_step::pack_settings() {
 
 void device_step::delivered(const delivery& sent, cudaStream_t stream) {
   if (sent.settings_buffer != nullptr) pool_.retire(*sent.settings_buffer, stream);
+  taken_.clear();
+}
+
+void device_step::not_delivered(detail::pending_changes& pending) {
+  pending.give_back(taken_);
+  taken_.clear();
 }
 
 detail::step_block_image device_step::read_block() const {

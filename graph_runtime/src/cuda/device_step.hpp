@@ -68,8 +68,8 @@ class device_step {
   /// The launch that reads the delivery has been enqueued onto `stream`.
   void delivered(const delivery& sent, cudaStream_t stream);
 
-  /// The launch failed: its settings become pending again.
-  void not_delivered(detail::pending_changes& pending) { pending.give_back(taken_); }
+  /// The launch failed: settings that were taken and not delivered become pending again.
+  void not_delivered(detail::pending_changes& pending);
 
   /// Serial number of the settings taken last, 0 before the first.
   std::uint64_t latest_serial() const noexcept { return serial_; }
@@ -117,7 +117,7 @@ class device_step {
   launch_trail trail_;
   unique_stream side_stream_;
   pinned_pool pool_;
-  std::vector<setting> taken_;  ///< settings of the latest `take`
+  std::vector<setting> taken_;  ///< and not delivered yet
   std::uint64_t serial_ = 0;
   std::size_t settings_node_ = 0;
   std::vector<launch_order> orders_;  ///< of each node

@@ -106,7 +106,6 @@ update_report graph_executor::update(step_plan next, update_path ceiling, cudaSt
     note_refusal(refusal.what());
     throw;
   }
-  invalidate_captures();
   return commit_rebuilt(*update, &records, swap);
 }
 
@@ -121,13 +120,13 @@ void graph_executor::launch(cudaStream_t stream) {
         "expected enqueue there");
   }
   cuda::launch_trail& trail = state_->step.trail();
+  trail.follow_by_replay(stream);
   cuda::device_step::delivery delivery;
-  if (pending().any()) {
-    // The copy must not overtake a replay on another stream that still reads the tables.
-    delivery = state_->step.take(pending(), stream, [&] { trail.follow(stream); });
-  }
   try {
-    trail.follow_by_replay(stream);
+    if (pending().any()) {
+      // The copy must not overtake a replay on another stream that still reads the tables.
+      delivery = state_->step.take(pending(), stream, [&] { trail.follow(stream); });
+    }
     // The executable holds the settings of its latest launch, which the step has applied, unless
     // kernels have brought others since: then it must not repeat its own.
     if (state_->serial_written != state_->step.latest_serial()) {
@@ -145,18 +144,15 @@ void graph_executor::launch(cudaStream_t stream) {
   if (state_->options.record_launches) trail.record(stream);
 }
 
-void graph_executor::check_enqueues() const {
-  if (state_->options.steps_per_launch == 1) return;
-  throw usage_error(fmt::format(
-      "the executor runs {} steps a launch, in a loop on the device, and cannot enqueue "
-      "them as kernels: expected steps_per_launch 1",
-      state_->options.steps_per_launch));
-}
-
 void graph_executor::enqueue(cudaStream_t stream) {
   check_not_released();
   check_ledger();
-  check_enqueues();
+  if (const std::uint32_t steps = state_->options.steps_per_launch; steps != 1) {
+    throw usage_error(
+        fmt::format("the executor runs {} steps a launch, in a loop on the device, and cannot "
+                    "enqueue them as kernels: expected steps_per_launch 1",
+                    steps));
+  }
   const cuda::trace_range range("stepgraph step");
   const cuda::device_guard guard(state_->step.device());
   if (state_->foreign_on_streams.empty()) {

@@ -63,7 +63,6 @@ update_report stream_executor::update(step_plan next, cudaStream_t stream,
   update->report.path = update_path::table_write;
   update->report.rebuilt = true;
   update->report.counts.tables_written = 1;  // all of them, with the block
-  invalidate_captures();
   return commit_rebuilt(*update, &records, [&] {
     fresh.swap(step_);
     callbacks.swap(foreign_);

@@ -34,9 +34,9 @@ struct foreign_context {
 /// `stream_executor` calls it at every launch, and `graph_executor` at every `enqueue`. For its own
 /// graph, `graph_executor` calls it while it captures, in the thread that builds the executor, work
 /// for conditional bodies before all other, and a launch repeats what was enqueued: memory, streams
-/// and communicators that captured work uses must
-/// outlive the launches, and may be destroyed before or after a `release`. The executor keeps
-/// copies of the callbacks and destroys them after its graph, when its launches have finished.
+/// and communicators that captured work uses must outlive the launches, and may be destroyed before
+/// or after a `release`. The executor keeps copies of the callbacks and destroys them after its
+/// graph, when its launches have finished.
 ///
 /// What a callback throws passes through the executor unchanged. A callback that returns after a
 /// call that is not allowed under capture gives a capture_error with its name.

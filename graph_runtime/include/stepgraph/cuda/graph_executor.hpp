@@ -48,7 +48,7 @@ class graph_executor final : public executor {
   /// Captures the plan node by node on a stream of its own (thread-local capture mode: other
   /// threads may use CUDA meanwhile), instantiates and uploads the graph, and copies the step's
   /// scalars and tables to the device of the plan's tensors, in the order of `stream`. No step
-  /// runs. Refuses what `stream_executor` refuses.
+  /// runs. Refuses what `stream_executor` refuses but for only_if_applied.
   ///
   /// Foreign work is called meanwhile, on the capturing stream; what it throws passes on, after the
   /// capture has been ended and everything freed. Throws usage_error for callbacks that are not
@@ -78,7 +78,8 @@ class graph_executor final : public executor {
   void enqueue(cudaStream_t stream);
 
   /// Enqueues the delivery of values set and operands re-bound since the last launch or delivery,
-  /// ordered after that: replays of a captured step that are enqueued later see them. Refused on a
+  /// ordered after that: replays of a captured step that are enqueued later see them. After a
+  /// launch on another stream it waits for the device, unless `record_launches`. Refused on a
   /// stream that is being captured (capture_error), and while the ledger knows of a stale operand
   /// (usage_error).
   void deliver_async(cudaStream_t stream);
@@ -142,7 +143,6 @@ class graph_executor final : public executor {
   void check_inputs(const step_plan& plan) const override;
   device_location device() const override;
   void check_not_released() const;
-  void check_enqueues() const;
 
   struct state;
   std::unique_ptr<state> state_;

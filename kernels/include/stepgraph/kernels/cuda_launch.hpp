@@ -26,8 +26,8 @@ struct alignas(32) block_message {
 };
 
 /// One pass over all gradients; a block of its own adds up what the others found and advances the
-/// step. `messages` holds statistics_blocks(chunk_count) +
-/// prepare_blocks(group_count) - 1 elements.
+/// step. `messages` holds statistics_blocks(chunk_count) + prepare_blocks(group_count) - 1
+/// elements.
 cudaError_t launch_grad_stats(const statistics_table_view& table, const statistics_options& options,
                               block_message* messages, const step_block_view& block,
                               const settings_batch& settings, launch_order order,
