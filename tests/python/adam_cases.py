@@ -27,6 +27,11 @@ class StepMode:
         return tensor.clone().requires_grad_(True)
 
 
+def close(p: torch.Tensor, value: Any) -> None:
+    """Asserts that the elements of `p` are `value` to a few roundings."""
+    assert p.detach().cpu().numpy() == pytest.approx(value, abs=2e-6)
+
+
 STEP_MODES = ["cpu", "cuda-eager", "cuda-replay"]
 
 

@@ -121,8 +121,7 @@ class HostCapture:
             value_sending,
         ):
             monkeypatch.setattr(module, "is_capturing", lambda index: self.active is not None)
-        monkeypatch.setattr(runners, "_raw_stream", lambda index: 0)
-        monkeypatch.setattr(runners, "current_stream", lambda index: 0)
+        monkeypatch.setattr(runners, "_current_stream", lambda index: 0)
         monkeypatch.setattr(
             step_building,
             "make_runner",

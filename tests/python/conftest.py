@@ -1,4 +1,3 @@
-import numpy
 import pytest
 import torch
 
@@ -14,4 +13,3 @@ def device(request):
 def seeded():
     """Random numbers that are the same in every run."""
     torch.manual_seed(1234)
-    numpy.random.seed(1234)

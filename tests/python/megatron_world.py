@@ -405,6 +405,35 @@ def load(training: Training, saved: dict[str, Any]) -> None:
     training.scheduler.load_state_dict(saved["scheduler"])
 
 
+def _sharded(training: Training, is_loading: bool) -> dict[str, Any]:
+    model = training.model.module.sharded_state_dict()
+    return {
+        "model": model,
+        "optimizer": training.optimizer.sharded_state_dict(
+            model, is_loading, metadata={"distrib_optim_sharding_type": "fully_reshardable"}
+        ),
+    }
+
+
+def _dist_checkpointing() -> Any:
+    pytest.importorskip("psutil", reason="dist_checkpointing wants psutil")
+    from megatron.core import dist_checkpointing
+
+    return dist_checkpointing
+
+
+def save_sharded(training: Training, directory: str) -> None:
+    """Model and optimizer as Megatron's distributed checkpoint."""
+    _dist_checkpointing().save(_sharded(training, False), directory)
+
+
+def load_sharded(training: Training, directory: str) -> None:
+    """What save_sharded wrote, into another training."""
+    loaded = _dist_checkpointing().load(_sharded(training, True), directory)
+    training.model.module.load_state_dict(loaded["model"])
+    training.optimizer.load_state_dict(loaded["optimizer"])
+
+
 def pair(
     dtype: torch.dtype, device: torch.device, kind: type[Training] = Training, **options: Any
 ) -> tuple[Training, Training]:

@@ -220,6 +220,40 @@ def test_from_transformer_engine(mode):
     assert equal_bits(other.state[c]["master_param"], expected.view(torch.float32))
 
 
+def test_loaded_values_are_not_the_checkpoints_tensors(mode):
+    p = mode.parameter([1.0, 2.0])
+    saved = torch.optim.AdamW([p], lr=torch.tensor(0.25), betas=(0.5, 0.75)).state_dict()
+    optimizer = mode.adam([p], lr=0.1)
+    optimizer.load_state_dict(saved)
+    saved["param_groups"][0]["lr"].fill_(8.0)
+    (group,) = optimizer.param_groups
+    assert float(group["lr"]) == 0.25
+    assert group["betas"] == (0.5, 0.75)
+
+
+def test_options_of_groups_follow_the_checkpoint_as_in_torch(mode):
+    p, q = mode.parameter([1.0]), mode.parameter([1.0])
+    torchs = torch.optim.AdamW([q], lr=0.25, weight_decay=0.0)
+    ours = mode.adam([p], lr=0.25, maximize=True)
+    ours.load_state_dict(torchs.state_dict())
+    for parameter, optimizer in ((p, ours), (q, torchs)):
+        set_gradient(parameter, torch.ones(1))
+        optimizer.step()
+    assert p.item() == pytest.approx(q.item(), abs=1e-6) == pytest.approx(0.75)
+
+
+def test_a_group_may_use_amsgrad_alone(mode):
+    p, q = mode.parameter([1.0, 2.0]), mode.parameter([3.0])
+    optimizer = mode.adam([{"params": [p], "amsgrad": True}, {"params": [q]}])
+    values = torch.full((2,), 0.5, device=mode.device)
+    optimizer.set_scaled_state(p, "max_exp_avg_sq", values)
+    assert torch.equal(optimizer.get_unscaled_state(p, "max_exp_avg_sq"), values)
+    with pytest.raises(UsageError, match="max_exp_avg_sq"):
+        optimizer.set_scaled_state(q, "max_exp_avg_sq", values[:1])
+    optimizer.initialize_state(p)
+    assert set(optimizer.state[p]) == {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
+
+
 def test_states_that_a_checkpoint_lacks_start_afresh(mode):
     params, optimizer = trained(mode, [torch.ones(3), torch.ones(2)], {"master_weights": True}, 3)
     saved = optimizer.state_dict()

@@ -6,15 +6,11 @@ import gc
 import pytest
 import torch
 
-from adam_cases import Adam64, equal_bits, make_step_mode, set_gradient
+from adam_cases import Adam64, close, equal_bits, make_step_mode, set_gradient
 from captures import captures  # noqa: F401
 from stepgraph import FusedAdam, UsageError, _core
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-
-def close(p, value):
-    assert p.detach().cpu().numpy() == pytest.approx(value, abs=2e-6)
 
 
 def captured_step(captures, optimizer, parameters=(), warm=True):

@@ -9,14 +9,9 @@ import weakref
 import pytest
 import torch
 
-from adam_cases import Adam64, mode, set_gradient, step_with  # noqa: F401
+from adam_cases import Adam64, close, mode, set_gradient, step_with  # noqa: F401
 from stepgraph import UsageError
 from stepgraph.live_group import LiveGroup, StateMap
-
-
-def close(p, value):
-    assert p.detach().cpu().numpy() == pytest.approx(value, abs=2e-6)
-
 
 # Values.
 

@@ -25,7 +25,9 @@ def make_leaf(device: str, main_grad: bool) -> Any:
     masters = [p.detach().clone() for p in model]
     return types.SimpleNamespace(
         config=types.SimpleNamespace(clip_grad=1.0),
-        grad_scaler=object(),
+        grad_scaler=types.SimpleNamespace(
+            growth_interval=4, growth_factor=torch.full((1,), 2.0, device=device)
+        ),
         optimizer=types.SimpleNamespace(
             param_groups=[{"params": masters[:1]}, {"params": masters[1:]}]
         ),
@@ -74,6 +76,14 @@ def set_scaler(leaf: Any) -> None:
     leaf.grad_scaler = object()
 
 
+def set_growth_interval(leaf: Any) -> None:
+    leaf.grad_scaler.growth_interval = 5
+
+
+def move_growth_factor(leaf: Any) -> None:
+    leaf.grad_scaler.growth_factor = leaf.grad_scaler.growth_factor.clone()
+
+
 CHANGES: list[tuple[Callable[[Any], None], str]] = [
     (move_gradient, "gradient 1 moved"),
     (drop_gradient, "gradient 1 moved from .* to 0x0"),
@@ -82,6 +92,8 @@ CHANGES: list[tuple[Callable[[Any], None], str]] = [
     (add_group, "3 parameters became 4"),
     (set_option, "options"),
     (set_scaler, "another grad_scaler"),
+    (set_growth_interval, "the rule of the grad_scaler changed"),
+    (move_growth_factor, "the rule of the grad_scaler changed"),
 ]
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import stepgraph.megatron
+from captures import HostCapture
 from megatron_world import (
     CASES,
     Training,
@@ -25,15 +26,14 @@ from megatron_world import (
 )
 from stepgraph.megatron import OptimizerCudaGraphWrapper
 from stepgraph.megatron.addresses import Fingerprint
+from stepgraph.megatron.grad_scaler import is_on_device
 from stepgraph.megatron.parts import gradients
-
-captures = pytest.importorskip("captures", reason="FusedAdam's tests are not beside")
 
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     stepgraph.megatron.install()
-    monkeypatch.setattr(Recorded, "capture", captures.HostCapture(monkeypatch), raising=False)
+    monkeypatch.setattr(Recorded, "capture", HostCapture(monkeypatch), raising=False)
     with pretended_gpu() as found, process_groups():
         yield found
     stepgraph.megatron.uninstall()
@@ -63,7 +63,7 @@ class Recorded(OptimizerCudaGraphWrapper):
         ]
         for leaf in self.__self__.chained_optimizers:
             scaler = getattr(leaf, "grad_scaler", None)
-            if hasattr(scaler, "_device_scale"):
+            if is_on_device(scaler):
                 kept += [scaler._device_scale, scaler._device_growth, scaler._device_hysteresis]
         return kept
 

@@ -16,7 +16,9 @@ from megatron_world import (
     device,
     installed,
     load,
+    load_sharded,
     save,
+    save_sharded,
 )
 
 __all__ = ["device", "installed"]
@@ -105,30 +107,15 @@ def test_a_state_saved_after_a_skipped_step_counts_updates(device: torch.device)
 
 
 def test_megatrons_distributed_checkpoint(device: torch.device) -> None:
-    from megatron.core import dist_checkpointing
-
-    pytest.importorskip("psutil", reason="dist_checkpointing wants psutil")
-
-    def sharded(training: Training, is_loading: bool) -> dict[str, Any]:
-        model = training.model.module.sharded_state_dict()
-        return {
-            "model": model,
-            "optimizer": training.optimizer.sharded_state_dict(
-                model, is_loading, metadata={"distrib_optim_sharding_type": "fully_reshardable"}
-            ),
-        }
-
     going_on = make(torch.bfloat16, device, True)
     going_on.wrap()
     going_on.run(range(5))
     with tempfile.TemporaryDirectory() as directory:
-        dist_checkpointing.save(sharded(going_on, False), directory)
+        save_sharded(going_on, directory)
         scheduler = going_on.scheduler.state_dict()
         going_on.run(range(5, 10))
         resumed = make(torch.bfloat16, device, True)
-        loaded = dist_checkpointing.load(sharded(resumed, True), directory)
-    resumed.model.module.load_state_dict(loaded["model"])
-    resumed.optimizer.load_state_dict(loaded["optimizer"])
+        load_sharded(resumed, directory)
     resumed.scheduler.load_state_dict(scheduler)
     resumed.wrap()
     resumed.run(range(5, 10))

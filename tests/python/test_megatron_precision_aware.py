@@ -14,7 +14,16 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_world import Training, assert_same, assert_same_tensors, device, installed, pair
+from megatron_world import (
+    Training,
+    assert_same,
+    assert_same_tensors,
+    device,
+    installed,
+    load_sharded,
+    pair,
+    save_sharded,
+)
 from stepgraph import UsageError
 from stepgraph.fused_adam import FusedAdam
 from stepgraph.state_formats import join_remainder
@@ -165,26 +174,11 @@ def test_a_file_of_float32_resumes(device: torch.device, name: str, steps: int) 
 
 @pytest.mark.parametrize("saved_as", ["remainders", "f32 masters"])
 def test_a_distributed_checkpoint_of_float32(device: torch.device, saved_as: str) -> None:
-    from megatron.core import dist_checkpointing
-
-    pytest.importorskip("psutil", reason="dist_checkpointing wants psutil")
-
-    def sharded(training: Training, is_loading: bool) -> dict[str, Any]:
-        model = training.model.module.sharded_state_dict()
-        return {
-            "model": model,
-            "optimizer": training.optimizer.sharded_state_dict(
-                model, is_loading, metadata={"distrib_optim_sharding_type": "fully_reshardable"}
-            ),
-        }
-
     saved, resumed = make(device, saved_as), make(device, "remainders")
     saved.run(range(5))
     with tempfile.TemporaryDirectory() as directory:
-        dist_checkpointing.save(sharded(saved, False), directory)
-        loaded = dist_checkpointing.load(sharded(resumed, True), directory)
-    resumed.model.module.load_state_dict(loaded["model"])
-    resumed.optimizer.load_state_dict(loaded["optimizer"])
+        save_sharded(saved, directory)
+        load_sharded(resumed, directory)
     for one, other in zip(masters(saved), masters(resumed), strict=True):
         assert torch.equal(one, other)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ._core import StepStatus, UsageError
+from .engine_state import first_status
 from .group_values import check_step, check_value
 from .live_group import STRUCTURE, VALUES, LiveGroup
 from .parameter_states import is_own_master
@@ -28,7 +29,7 @@ _NOT_SAVED = frozenset({"params", "schedule", "weight_decay_schedule"})
 _NOT_LOADED = _NOT_SAVED | {
     "step",
     "param_names",
-    # How torch's optimizers run, not what they compute.
+    # How torch's optimizers run; and whether it is Adam or AdamW, which adam_w_mode says here.
     "foreach",
     "fused",
     "capturable",
@@ -54,8 +55,7 @@ def save_progress(optimizer: FusedAdam, groups: list[LiveGroup]) -> dict[str, An
     engine.check_readable("state_dict")
     status = engine.status(groups)
     progress: dict[str, Any] = {key: getattr(status, key) for key in PROGRESS}
-    scaling = engine.options.scaling
-    progress["loss_scale_rule"] = "fixed" if scaling is None else str(scaling.rule)
+    progress["loss_scale_rule"] = engine.options.loss_scale_rule
     held = [engine.held(group) for group in groups]
     progress["held"] = [[each.learning_rate, each.weight_decay] for each in held]
     return progress
@@ -86,20 +86,18 @@ def save(optimizer: FusedAdam) -> dict[str, Any]:
         saved["params"] = [number[id(parameter)] for parameter in group.stored("params")]
         saved_groups.append(saved)
     state: dict[Any, Any] = {}
-    for parameter, of_parameter in optimizer.state.items():
-        if id(parameter) not in number:
-            continue
-        state[number[id(parameter)]] = {
-            name: _saved_state(optimizer, parameter, name, value)
-            for name, value in of_parameter.items()
-        }
+    with torch.no_grad():
+        for label, _, parameter in _labelled(optimizer, groups):
+            of_parameter = optimizer.state.get(parameter)
+            if of_parameter is None:
+                continue
+            state[number[id(parameter)]] = {
+                name: engine.states.unscaled(parameter, of_parameter, name, label)
+                if isinstance(value, torch.Tensor)
+                else value
+                for name, value in of_parameter.items()
+            }
     return {"state": state, "param_groups": saved_groups, KEY: progress}
-
-
-def _saved_state(optimizer: FusedAdam, parameter: torch.Tensor, name: str, value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return optimizer.get_unscaled_state(parameter, name)
 
 
 def save_for_torch(optimizer: FusedAdam) -> dict[str, Any]:
@@ -239,7 +237,10 @@ def _load_values(group: LiveGroup, content: Mapping[str, Any]) -> None:
         if key in ("lr", "weight_decay") and isinstance(live, torch.Tensor):
             live.fill_(_plain(value))
             continue
-        group[key] = tuple(value) if key == "betas" and isinstance(value, list) else value
+        if key in VALUES:
+            # Not the checkpoint's tensors, which whoever saved it goes on changing.
+            value = _plain(value)
+        group[key] = tuple(value) if key == "betas" else value
 
 
 def _load_state(
@@ -254,7 +255,7 @@ def _load_state(
     if not saved and not optimizer.state.get(parameter):
         return
     live = optimizer.state[parameter]
-    amsgrad = bool(group.stored("amsgrad", optimizer.amsgrad))
+    amsgrad = engine.uses_amsgrad(group)
     for name in engine.states.formats.dtypes(view, amsgrad):
         if name == "master_param" and is_own_master(view):
             continue  # The parameter is the master.
@@ -280,11 +281,8 @@ def _progress(optimizer: FusedAdam, checkpoint: _Checkpoint, status: Any) -> Any
     progress.samples = int(own.get("samples", 0))
     if own and options.owns_loss_scale:
         progress.next_loss_scale = float(own["next_loss_scale"])
-        rule = "fixed" if options.scaling is None else str(options.scaling.rule)
-        if own.get("loss_scale_rule") == rule:
-            progress.growth_tracker = int(own["growth_tracker"])
-            progress.hysteresis_left = int(own["hysteresis_left"])
-        else:
-            progress.growth_tracker = 0
-            progress.hysteresis_left = int(getattr(options.scaling, "hysteresis", 1))
+        first = first_status(options)
+        goes_on = own.get("loss_scale_rule") == options.loss_scale_rule
+        for key in ("growth_tracker", "hysteresis_left"):
+            setattr(progress, key, int(own[key]) if goes_on else getattr(first, key))
     return progress

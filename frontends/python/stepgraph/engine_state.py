@@ -92,6 +92,10 @@ class EngineState:
         """A step was recorded into a capture of the caller's."""
         return self.runner is not None and self.runner.captured
 
+    def uses_amsgrad(self, group: LiveGroup) -> bool:
+        """What the group says, or else the optimizer."""
+        return bool(group.stored("amsgrad", self.amsgrad))
+
     def index_of(self, group: LiveGroup) -> int | None:
         """The number of a group of the built step."""
         index = group.index

@@ -40,11 +40,12 @@ _profiling: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignor
 class FusedAdam(StepControls, StateAccess, Optimizer):
     """Adam with the contract of Transformer Engine's `FusedAdam`, and of `torch.optim.AdamW`.
 
-    The whole step is one or two kernels, whatever the number of parameters and groups. Parameters
-    on the CPU step there. Parameters on a GPU step by kernels on the current stream, or with
-    `capturable=True` by one launch of a graph of their own; the same step can then be recorded into
-    a capture of the caller's (`torch.cuda.graph`). In all of these, learning rates and other values
-    of groups may change at any time: nothing is captured again.
+    The whole step is two kernels, whatever the number of parameters and groups, and one more for
+    each further combination of formats. Parameters on the CPU step there. Parameters on a GPU
+    step by kernels on the current stream, or with `capturable=True` by one launch of a graph of
+    their own; the same step can then be recorded into a capture of the caller's
+    (`torch.cuda.graph`). In all of these, learning rates and other values of groups may change
+    at any time: nothing is captured again.
 
     A parameter without gradient takes no part in a step. Parameters and states are updated in
     place; gradients are read only, unless asked otherwise or scaled by a GradScaler. Nothing waits
@@ -360,7 +361,8 @@ class FusedAdam(StepControls, StateAccess, Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what state_dict of this class, of torch.optim.Adam or AdamW, or of Transformer
         Engine's FusedAdam gave. Tensors that exist are written in place, so a captured step goes on
-        from there. States that the checkpoint lacks start afresh. Options of the whole step and
+        from there. States that the checkpoint lacks start afresh. `amsgrad` and `maximize` of
+        groups follow the checkpoint, as in torch; options of the whole step, adam_w_mode and
         schedules stay those of this optimizer."""
         state_dict = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():

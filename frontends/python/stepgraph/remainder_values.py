@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from .state_formats import flat_memory
+from .state_formats import split_master
 
 _INT16 = torch.iinfo(torch.int16)
 
@@ -31,7 +31,5 @@ def _round_to(master: torch.Tensor, parameter: torch.Tensor) -> bool:
     even = master.to(torch.bfloat16) == parameter
     laid_out = torch.empty_like(parameter, dtype=torch.float32).copy_(master)
     larger = torch.empty_like(parameter)
-    flat_memory(larger).view(torch.int16).copy_(
-        (flat_memory(laid_out).view(torch.int32) + 0x8000) >> 16
-    )
+    split_master(laid_out, larger, torch.empty_like(parameter, dtype=torch.int16))
     return bool((even | (larger == parameter)).all())

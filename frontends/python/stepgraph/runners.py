@@ -11,17 +11,13 @@ from . import _core
 from ._core import TensorWatch, UsageError
 
 
-def current_stream(index: int) -> int:
-    """The handle of torch's current stream of a device."""
-    return _raw_stream(index)
-
-
 def _stream_handle(index: int) -> int:
     return int(torch.cuda.current_stream(index).cuda_stream)
 
 
-# The public way builds an object at every call, ten times dearer.
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_handle)
+# The handle of torch's current stream of a device. The public way builds an object at every call,
+# ten times dearer.
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_handle)
 
 
 def is_capturing(index: int) -> bool:
@@ -46,9 +42,9 @@ class Runner(Protocol):
     def check_launch(self) -> None:
         """Refuses to step inside a capture that this runner cannot be part of."""
 
-    def launch(self, pending: bool) -> bool:
-        """Runs, enqueues or records one step. `pending`: something was set or re-bound since the
-        last delivery. Returns True if it has been delivered with the step."""
+    def launch(self, pending: bool) -> None:
+        """Runs, enqueues or records one step, which delivers what was set and re-bound. `pending`:
+        something was, since the last delivery."""
 
     def deliver(self) -> bool:
         """Delivers what is pending without a step; False where only steps deliver."""
@@ -88,9 +84,8 @@ class HostRunner(_ExecutorRunner):
     def check_launch(self) -> None:
         return None
 
-    def launch(self, pending: bool) -> bool:
+    def launch(self, pending: bool) -> None:
         self._launch()
-        return True
 
     def deliver(self) -> bool:
         return False
@@ -114,7 +109,7 @@ class StreamRunner(_ExecutorRunner):
     def __init__(self, plan: Any, index: int) -> None:
         _check_has_cuda(index)
         self.index = index
-        self.executor = _core.StreamExecutor(plan, current_stream(index))
+        self.executor = _core.StreamExecutor(plan, _current_stream(index))
 
     def check_launch(self) -> None:
         if is_capturing(self.index):
@@ -123,16 +118,15 @@ class StreamRunner(_ExecutorRunner):
                 "FusedAdam(..., capturable=True) for a step that can be recorded"
             )
 
-    def launch(self, pending: bool) -> bool:
-        self.executor.launch(_raw_stream(self.index))
-        return True
+    def launch(self, pending: bool) -> None:
+        self.executor.launch(_current_stream(self.index))
 
     def deliver(self) -> bool:
-        self.executor.deliver(_raw_stream(self.index))
+        self.executor.deliver(_current_stream(self.index))
         return True
 
     def update(self, plan: Any) -> Any:
-        return self.executor.update(plan, current_stream(self.index))
+        return self.executor.update(plan, _current_stream(self.index))
 
 
 class GraphRunner(_ExecutorRunner):
@@ -144,13 +138,13 @@ class GraphRunner(_ExecutorRunner):
         self.index = index
         self.captured = False
         self._to_warm_up = warmup
-        self.executor = _core.GraphExecutor(plan, current_stream(index))
+        self.executor = _core.GraphExecutor(plan, _current_stream(index))
 
     def check_launch(self) -> None:
         return None
 
-    def launch(self, pending: bool) -> bool:
-        stream = _raw_stream(self.index)
+    def launch(self, pending: bool) -> None:
+        stream = _current_stream(self.index)
         if is_capturing(self.index):
             # Recorded, a delivery would be repeated by every replay.
             if pending:
@@ -162,19 +156,18 @@ class GraphRunner(_ExecutorRunner):
             self._to_warm_up -= 1
         else:
             self.executor.launch(stream)
-        return True
 
     def deliver(self) -> bool:
         if is_capturing(self.index):
             self.executor.deliver_beside_capture()
         else:
-            self.executor.deliver(_raw_stream(self.index))
+            self.executor.deliver(_current_stream(self.index))
         return True
 
     def update(self, plan: Any) -> Any:
         # A rebuilt step would leave captured replays with freed memory.
         ceiling = "table_write" if self.captured else "instantiate"
-        return self.executor.update(plan, current_stream(self.index), ceiling)
+        return self.executor.update(plan, _current_stream(self.index), ceiling)
 
 
 def make_runner(plan: Any, index: int, capturable: bool, warmup: int) -> Runner:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ._core import UsageError
+from .live_group import LiveGroup
 from .parameter_states import StateFormats
 from .step_engine import StepEngine
 from .tensors import Fp8Scaling
@@ -17,7 +18,6 @@ class StateAccess:
 
     engine: StepEngine
     state: Any
-    amsgrad: bool
     _formats: StateFormats
 
     @property
@@ -42,7 +42,7 @@ class StateAccess:
         where autograd cannot hold them. Float8Tensors of Transformer Engine need no call.
         """
         scaling = Fp8Scaling(scale, amax, scale_inv, format)
-        label = self._label_of(parameter)
+        _, label = self._find(parameter)
         before = self.engine.fp8_scaling.get(parameter)
         self.engine.fp8_scaling[parameter] = scaling
         try:
@@ -55,11 +55,12 @@ class StateAccess:
             raise
         self.engine.force_build = self.engine.structure_changed = True
 
-    def _label_of(self, parameter: torch.Tensor) -> str:
+    def _find(self, parameter: torch.Tensor) -> tuple[LiveGroup, str]:
+        """The group of a parameter, and its label."""
         for group in self.engine.adopt_groups(self):
             for i, known in enumerate(group.stored("params")):
                 if known is parameter:
-                    return self.engine.label_of(group, i)
+                    return group, self.engine.label_of(group, i)
         raise UsageError("the tensor is no parameter of this optimizer")
 
     def initialize_state(
@@ -68,21 +69,21 @@ class StateAccess:
         """Creates the states of a parameter as they are before the first step, replacing those
         that exist. The formats are the constructor's: `store_param_remainders` is accepted because
         Transformer Engine's callers pass it, and not looked at."""
-        label = self._label_of(param)
+        group, label = self._find(param)
         view = self.engine.view_of(label, param)
         state = self.state[param]
+        amsgrad = self.engine.uses_amsgrad(group)
         with torch.no_grad():
-            for name, dtype in self._formats.dtypes(view, self.amsgrad).items():
+            for name, dtype in self._formats.dtypes(view, amsgrad).items():
                 self.engine.states.initialize(param, view, state, name, dtype)
         self.engine.changes.pending = True
 
     def get_unscaled_state(self, param: torch.Tensor, state_name: str) -> torch.Tensor:
         """A state in float32: the live tensor if it is stored so, else a new one. Remainders stay
         int16. Does not wait."""
+        _, label = self._find(param)
         with torch.no_grad():
-            return self.engine.states.unscaled(
-                param, self.state[param], state_name, self._label_of(param)
-            )
+            return self.engine.states.unscaled(param, self.state[param], state_name, label)
 
     def set_scaled_state(
         self, param: torch.Tensor, state_name: str, unscaled_state: torch.Tensor
@@ -94,12 +95,14 @@ class StateAccess:
         float32, as Megatron's files hold it, or a float32 master, which sets parameter and
         remainder. Float32 values are remainders if all are integers of 16 bits and do not round to
         the parameter as it is, which therefore is to be loaded first. Where whole masters are kept,
-        remainders in float32 are refused (UsageError).
+        remainders in float32 are refused (UsageError) as soon as one is too large to pass for a
+        weight.
 
         Waits only to look at a float32 master of a bfloat16 parameter."""
-        label = self._label_of(param)
+        group, label = self._find(param)
         view = self.engine.view_of(label, param)
         states = self.engine.states
+        amsgrad = self.engine.uses_amsgrad(group)
         with torch.no_grad():
             values = states.tell_remainders(view, state_name, unscaled_state, label)
-            states.store(param, view, self.state[param], state_name, values, self.amsgrad, label)
+            states.store(param, view, self.state[param], state_name, values, amsgrad, label)

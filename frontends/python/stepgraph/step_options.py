@@ -38,6 +38,11 @@ class StepOptions:
         return self.loss_scale if isinstance(self.loss_scale, LossScaling) else None
 
     @property
+    def loss_scale_rule(self) -> str:
+        """The name of that rule; "fixed" without."""
+        return "fixed" if self.scaling is None else str(self.scaling.rule)
+
+    @property
     def first_loss_scale(self) -> float:
         """The scale of the first step."""
         if isinstance(self.loss_scale, LossScaling):

@@ -23,6 +23,8 @@ _MODEL_GROUPS = (
 )
 # Options that become constants of captured kernels, or decide which kernels there are.
 _OPTIONS = ("clip_grad", "log_num_zeros_in_grad", "grad_norm_skip_threshold")
+# Of a grad scaler: numbers that are constants of captured kernels, tensors that they read.
+_SCALER_RULE = ("growth_interval", "hysteresis", "growth_factor", "backoff_factor", "min_scale")
 
 
 _Lists = list[Sequence[torch.Tensor]]
@@ -51,10 +53,6 @@ def _options(optimizer: Any) -> tuple[Any, ...]:
     return tuple(getattr(config, name, None) for config in configs for name in _OPTIONS)
 
 
-def _scalers(optimizer: Any) -> tuple[int, ...]:
-    return tuple(id(getattr(leaf, "grad_scaler", None)) for leaf in leaves(optimizer))
-
-
 def _address(tensor: torch.Tensor | None) -> int:
     if tensor is None:
         return 0
@@ -65,12 +63,23 @@ def _address(tensor: torch.Tensor | None) -> int:
     return address
 
 
+def _rule(scaler: Any) -> tuple[Any, ...]:
+    values = (getattr(scaler, name, None) for name in _SCALER_RULE)
+    return tuple(_address(value) if isinstance(value, torch.Tensor) else value for value in values)
+
+
+def _scalers(optimizer: Any) -> tuple[tuple[int, tuple[Any, ...]], ...]:
+    """The scalers, by identity, and what captured kernels hold of their rules."""
+    scalers = (getattr(leaf, "grad_scaler", None) for leaf in leaves(optimizer))
+    return tuple((id(scaler), _rule(scaler)) for scaler in scalers)
+
+
 @dataclasses.dataclass(frozen=True)
 class Fingerprint:
     """Addresses and options that captured kernels hold on to. Reads no device memory."""
 
     options: tuple[Any, ...]
-    scalers: tuple[int, ...]
+    scalers: tuple[tuple[int, tuple[Any, ...]], ...]
     parameters: tuple[int, ...]
     model_parameters: tuple[int, ...]
     gradients: tuple[int, ...]
@@ -96,6 +105,8 @@ class Fingerprint:
         if self.options != now.options:
             return f"options {_OPTIONS} were {self.options}, are {now.options}"
         if self.scalers != now.scalers:
+            if [scaler for scaler, _ in self.scalers] == [scaler for scaler, _ in now.scalers]:
+                return "the rule of the grad_scaler changed"
             return "another grad_scaler was put in place"
         for what in ("parameters", "model_parameters", "gradients"):
             before, after = getattr(self, what), getattr(now, what)

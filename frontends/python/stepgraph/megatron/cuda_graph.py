@@ -65,13 +65,12 @@ class OptimizerCudaGraphWrapper:
         self._step_func: Callable[[], StepResult] = optimizer_step_func
         self._optimizer = optimizer
         self._step = DeviceStep(optimizer_step_func, optimizer)
-        self._warmup_steps = max(1, cuda_graph_warmup_steps)
         self._use_single_mempool = use_single_mempool
         self._graph: torch.cuda.CUDAGraph | None = None
         self._fingerprint: Fingerprint | None = None
         self._look: Look | None = None
         self._gradients: list[tuple[torch.Tensor, str, torch.Tensor]] = []
-        self._eager_steps_left = self._warmup_steps
+        self._eager_steps_left = max(1, cuda_graph_warmup_steps)
         self._replays_of_graph = 0
         self._early_moves = 0
         #: Number of calls, of captures and of replays so far.
@@ -91,10 +90,6 @@ class OptimizerCudaGraphWrapper:
     def captured(self) -> bool:
         """Whether the next call replays, unless something changed that kernels hold on to."""
         return self._fingerprint is not None
-
-    def curr_iter(self) -> int:
-        """The number of calls so far, under the name that Megatron's class has for it."""
-        return self.calls
 
     def __call__(self) -> StepResult:
         if self._fingerprint is not None:
@@ -161,7 +156,7 @@ class OptimizerCudaGraphWrapper:
         logger.warning("the captured optimizer step is captured again: %s", reason)
         self.recapture_reason = reason
         self.release()
-        self._eager_steps_left = max(1, self._eager_steps_left)
+        self._eager_steps_left = 1
 
     def _capture(self, now: Fingerprint) -> None:
         self._step.prepare()

@@ -89,11 +89,6 @@ class DeviceGrowthRule:
             "hysteresis_tracker": self._hysteresis_tracker,
         }
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._scale = state_dict["scale"]
-        self._growth_tracker = state_dict["growth_tracker"]
-        self._hysteresis_tracker = state_dict["hysteresis_tracker"]
-
 
 # A scaler keeps its identity, so its class is exchanged. Python allows that for a subclass that
 # adds members only, not for one with a second base.
@@ -138,5 +133,6 @@ def move_to_device(scaler: Any) -> None:
     scaler._device_growth = growth
     scaler._device_hysteresis = hysteresis
     if kind not in _device_classes:
-        _device_classes[kind] = type(kind)(kind.__name__, (kind,), dict(_MEMBERS))
+        named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        _device_classes[kind] = type(kind)(kind.__name__, (kind,), {**_MEMBERS, **named})
     scaler.__class__ = _device_classes[kind]
