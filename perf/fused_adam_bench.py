@@ -30,11 +30,10 @@ OPTIONS = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 class Case:
     """An optimizer on parameters of its own, and how often its gradients are renewed."""
 
-    def __init__(self, name, label, parameters, step, fresh):
+    def __init__(self, name, label, parameters, make, fresh):
         self.name = name
         self.label = label
         self.parameters = parameters
-        self.step = step
         self.fresh = fresh
         self.cpu_seconds = []
         self.gpu_seconds = []
@@ -42,6 +41,7 @@ class Case:
         self._sets = [[torch.randn_like(p) * 0.01 for p in parameters] for _ in range(1 + fresh)]
         self._turn = 0
         self.renew()
+        self.step = make(parameters)
 
     def renew(self):
         if self.fresh or self.parameters[0].grad is None:
@@ -104,9 +104,8 @@ def make_cases(device, n_tensors, numel):
             parameters = [
                 torch.nn.Parameter(torch.rand(numel, device=device)) for _ in range(n_tensors)
             ]
-            case = Case(f"{name}/{'fresh' if fresh else 'kept'}", label, parameters, None, fresh)
-            case.step = make(parameters)
-            cases.append(case)
+            kind = "fresh" if fresh else "kept"
+            cases.append(Case(f"{name}/{kind}", label, parameters, make, fresh))
     return cases
 
 
@@ -154,7 +153,10 @@ def print_table(benchmarks):
 
 def this_commit():
     found = subprocess.run(
-        ["git", "-C", ROOT, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True
+        # As write_commit.cmake asks.
+        ["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+        capture_output=True,
+        text=True,
     )
     return found.stdout.strip() or "unknown"
 

@@ -68,10 +68,9 @@ LIMITS = (
 def broken_limits(results, limits=LIMITS):
     """A line for each measurement that breaks a limit."""
     lines = []
-    measured = [b for b in results.benchmarks if not b.get("error_occurred")]
-    programs = {b["name"].split("/")[0] for b in measured}
     for limit in limits:
-        if limit.names.split("/")[0] not in programs:
+        measured = [b for _, b in results.of(limit.names.split("/")[0])]
+        if not measured:
             continue
         found = [b for b in measured if fnmatch.fnmatchcase(b["name"], limit.names) and limit.counter in b]
         if not found:

@@ -4,8 +4,8 @@
     report.py --update   # write the README's tables and perf/results/<gpu>/bandwidth.png
     report.py --check    # fail unless the README's tables are those of the results
 
-Reads perf/results/<gpu>/*.json: Google Benchmark's files of the programs here, and those of peers.py,
-which have the same form. The README's tables stand between the two marker lines below.
+Reads perf/results/<gpu>/*.json: Google Benchmark's files of the programs here, and those of peers.py
+and fused_adam_bench.py, which have the same form. The README's tables stand between the two marker lines below.
 """
 
 import argparse

@@ -3,14 +3,14 @@
 #
 #   perf/run_all.sh BIN OUTDIR [part]...
 #
-# BIN: the build's perf directory, built here or carried here. OUTDIR: receives one JSON file a part.
+# BIN: the build's perf directory, built here or carried here. OUTDIR: receives the JSON files.
 # Parts: adam step replay update instantiate peers python on the GPU, host on the processors; all of
-# them if none is named (a few minutes on an H200). PYTHON: the interpreter that has torch, and stepgraph for the part python
-# (default python3). Runs all parts even when one failed or a measurement breaks a limit (limits.py);
-# the exit status is then 1.
+# them if none is named (a few minutes on an H200). PYTHON: the interpreter that has torch, and
+# stepgraph for the part python (default python3). Runs all parts even when one failed or a
+# measurement breaks a limit (limits.py); the exit status is then 1.
 set -uo pipefail
 
-[ $# -ge 2 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 perf=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 bin=$(cd "$1" && pwd) || exit 2
 mkdir -p "$2" && out=$(cd "$2" && pwd) || exit 2
