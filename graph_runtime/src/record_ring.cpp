@@ -10,85 +10,87 @@
 namespace stepgraph::detail {
 namespace {
 
-std::uint64_t sequence_in(record_slot& slot) {
-  return std::atomic_ref<std::uint64_t>(slot.sequence).load(std::memory_order_acquire);
+std::uint32_t group_count(const step_plan& plan) {
+  return static_cast<std::uint32_t>(plan.groups.size());
 }
 
-/// One more than the records it holds: one slot is always empty, for the next record.
-std::size_t slots_of(const step_plan& plan) {
-  return std::size_t{plan.options.record_capacity} + 1;
+std::size_t words_of_ring(const step_plan& plan) {
+  return std::size_t{plan.options.record_capacity} * words_of_record(group_count(plan));
 }
-
-std::size_t slots_bytes(const step_plan& plan) { return slots_of(plan) * sizeof(record_slot); }
 
 }  // namespace
 
 std::size_t record_ring::bytes_for(const step_plan& plan) {
-  return slots_bytes(plan) + slots_of(plan) * plan.groups.size() * sizeof(group_progress);
+  return words_of_ring(plan) * sizeof(std::uint64_t);
 }
 
 record_ring::record_ring(const step_plan& plan, std::shared_ptr<void> memory,
                          std::uint64_t launches)
     : memory_(std::move(memory)),
-      slots_(static_cast<record_slot*>(memory_.get())),
-      groups_(reinterpret_cast<group_progress*>(static_cast<std::byte*>(memory_.get()) +
-                                                slots_bytes(plan))),
-      capacity_(static_cast<std::uint32_t>(slots_of(plan))),
-      group_count_(static_cast<std::uint32_t>(plan.groups.size())),
-      next_(launches + 1) {
-  std::uninitialized_value_construct_n(slots_, capacity_);
-  std::uninitialized_value_construct_n(groups_, std::size_t{capacity_} * group_count_);
+      ring_{static_cast<std::uint64_t*>(memory_.get()), plan.options.record_capacity},
+      group_count_(group_count(plan)),
+      next_(launches + 1),
+      values_(words_of_record(group_count_)) {
+  // As if of the launch before the first, which is nowhere awaited.
+  std::uninitialized_fill_n(ring_.words, words_of_ring(plan),
+                            tagged_word(tag_of_launch(launches), 0));
 }
 
-record_ring_view record_ring::view() const noexcept { return {slots_, groups_, capacity_}; }
+std::uint64_t record_ring::copy_next() {
+  std::uint64_t* const record = record_of(ring_, group_count_, next_);
+  bool complete = true;
+  std::int32_t newest = 0;
+  for (std::size_t i = 0; i < values_.size(); ++i) {
+    const std::uint64_t word =
+        std::atomic_ref<std::uint64_t>(record[i]).load(std::memory_order_relaxed);
+    values_[i] = value_of(word);
+    const auto ahead = static_cast<std::int32_t>(tag_of(word) - tag_of_launch(next_));
+    complete = complete && ahead == 0;
+    newest = std::max(newest, ahead);
+  }
+  if (newest > 0) return next_ + static_cast<std::uint64_t>(newest);
+  return complete ? next_ : 0;
+}
 
-bool record_ring::copy_next(step_record& record) const {
-  const std::uint64_t place = (next_ - 1) % capacity_;
-  record_slot& slot = slots_[place];
-  if (sequence_in(slot) != next_) return false;
-  const volatile step_scalars& source = slot.scalars;
-  record.launch = next_;
-  record.step = source.step;
-  record.skipped = source.skipped;
-  record.samples = source.samples;
-  record.zeros = source.zeros;
-  record.grad_norm = source.grad_norm;
-  record.loss_scale = static_cast<double>(source.loss_scale);
-  record.clip_coefficient = static_cast<double>(source.clip_coefficient);
-  record.was_skipped = source.skip != 0;
-  record.found_inf = source.found_inf != 0;
+step_record record_ring::copied() const {
+  step_scalars scalars;
+  std::memcpy(static_cast<void*>(&scalars), values_.data(), sizeof scalars);
+  step_record record;
+  record.launch = scalars.launches;
+  record.step = scalars.step;
+  record.skipped = scalars.skipped;
+  record.samples = scalars.samples;
+  record.zeros = scalars.zeros;
+  record.grad_norm = scalars.grad_norm;
+  record.loss_scale = static_cast<double>(scalars.loss_scale);
+  record.clip_coefficient = static_cast<double>(scalars.clip_coefficient);
+  record.was_skipped = scalars.skip != 0;
+  record.found_inf = scalars.found_inf != 0;
   record.groups.resize(group_count_);
   for (std::uint32_t i = 0; i < group_count_; ++i) {
-    const volatile group_progress& group = groups_[place * group_count_ + i];
+    group_progress group;
+    std::memcpy(static_cast<void*>(&group), values_.data() + scalar_words + i * progress_words,
+                sizeof group);
     record.groups[i] = {group.step, group.learning_rate, group.weight_decay};
   }
-  // Had the writer begun the next record of this slot meanwhile, the number would be gone.
-  std::atomic_thread_fence(std::memory_order_acquire);
-  return sequence_in(slot) == next_;
+  return record;
 }
 
 record_batch record_ring::read() {
   record_batch batch;
-  step_record record;
   for (;;) {
-    if (copy_next(record)) {
-      batch.records.push_back(record);
+    const std::uint64_t found = copy_next();
+    if (found == 0) return batch;
+    if (found == next_) {
+      batch.records.push_back(copied());
       ++next_;
       continue;
     }
-    // Records are written in order: if a later one is there, this one was. One slot of the ring is
-    // always empty, so look at two; at the later one first, lest a record that is written in
-    // between be taken for lost.
-    const std::uint64_t later = sequence_in(slots_[next_ % capacity_]);
-    const std::uint64_t here = sequence_in(slots_[(next_ - 1) % capacity_]);
-    if (here == next_) continue;
-    const std::uint64_t found = std::max(later, here);
-    if (found <= next_) return batch;
-    // With record n there, at least those of the ring's last slots before it are.
-    const std::uint64_t oldest = found > capacity_ ? found - capacity_ + 2 : next_ + 1;
-    const std::uint64_t resume = std::max(oldest, next_ + 1);
-    batch.overwritten += resume - next_;
-    next_ = resume;
+    // That one takes the place of the record `capacity` launches before it. Those in between are
+    // complete, for each launch writes its record before the next.
+    const std::uint64_t oldest = found - ring_.capacity + 1;
+    batch.overwritten += oldest - next_;
+    next_ = oldest;
   }
 }
 
@@ -110,7 +112,7 @@ void record_reader::drain() {
   const std::lock_guard lock(mutex_);
   collect();
   // Nobody may ever read: the memory stays bounded through any number of updates.
-  const std::size_t limit = ring_ ? ring_->capacity() - 1 : kept_.records.size();
+  const std::size_t limit = ring_ ? ring_->capacity() : kept_.records.size();
   if (kept_.records.size() <= limit) return;
   const auto excess = static_cast<std::ptrdiff_t>(kept_.records.size() - limit);
   kept_.records.erase(kept_.records.begin(), kept_.records.begin() + excess);

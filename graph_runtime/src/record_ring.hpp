@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "stepgraph/kernels/record_ring.hpp"
 #include "stepgraph/step_plan.hpp"
@@ -17,29 +18,31 @@ class record_ring {
   /// Bytes of the ring of a plan.
   static std::size_t bytes_for(const step_plan& plan);
 
-  /// `memory` holds bytes_for(plan) bytes, aligned to 16. `launches` have been made before the
+  /// `memory` holds bytes_for(plan) bytes, aligned to 8. `launches` have been made before the
   /// first one that writes into it.
   record_ring(const step_plan& plan, std::shared_ptr<void> memory, std::uint64_t launches = 0);
 
   /// For the step that writes it.
-  record_ring_view view() const noexcept;
+  record_ring_view view() const noexcept { return ring_; }
 
   /// Takes the records that are complete.
   record_batch read();
 
-  /// One more than the records it holds.
-  std::uint32_t capacity() const noexcept { return capacity_; }
+  /// The records that it holds.
+  std::uint32_t capacity() const noexcept { return ring_.capacity; }
 
  private:
-  /// Copies record number `next_` if its slot holds it, undisturbed.
-  bool copy_next(step_record& record) const;
+  /// Copies what lies in the place of record number `next_`. Returns that number if the record is
+  /// there, whole; the number of a later one if that has overwritten it or is about to; else 0.
+  std::uint64_t copy_next();
+  /// The record that was copied.
+  step_record copied() const;
 
   std::shared_ptr<void> memory_;
-  record_slot* slots_;
-  group_progress* groups_;
-  std::uint32_t capacity_;
+  record_ring_view ring_;
   std::uint32_t group_count_;
   std::uint64_t next_;
+  std::vector<std::uint32_t> values_;
 };
 
 /// The ring of an executor, through updates that replace it. Safe from any thread.

@@ -130,13 +130,13 @@ __device__ __forceinline__ void finish_step_in_block(
     block_message* messages, advance_memory& memory) {
   const std::uint32_t preparing = prepare_blocks(block.group_count);
   if (preparing > 1) {
-    const std::uint32_t tag = static_cast<std::uint32_t>(memory.scalars().launches) + 1u;
+    const std::uint32_t tag = tag_of_launch(memory.scalars().launches + 1);
     for (std::uint32_t i = threadIdx.x; i < preparing - 1; i += blockDim.x) {
       receive(messages + i, tag);
     }
     __threadfence();
+    __syncthreads();
   }
-  __syncthreads();
   // Every thread takes the same few decisions, which is faster than telling it.
   const math::prepared_step& prepared = memory.prepared();
   step_scalars scalars = memory.scalars();
@@ -157,7 +157,7 @@ __device__ __forceinline__ void finish_step_in_block(
             ? scalars.grad_norm
             : math::norm_of_total(memory.settings().norm, total_of(i), prepared.inverse_scale);
   }
-  if (block.records.slots != nullptr) {
+  if (block.records.words != nullptr) {
     __syncthreads();
     write_record_in_block(block);
   }

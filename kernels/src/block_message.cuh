@@ -1,10 +1,10 @@
 #pragma once
 
 #include "stepgraph/kernels/cuda_launch.hpp"
+#include "stepgraph/kernels/tagged_word.hpp"
 
-/// Messages between the blocks of one launch. Each 8-byte word carries 4 bytes and the tag of the
-/// launch; 8 bytes are stored and loaded as one, so a word with the right tag is the right word.
-/// This saves the two round trips of a fence and a counter that a last block to finish would need.
+/// Messages between the blocks of one launch, of tagged words. This saves the two round trips of a
+/// fence and a counter that a last block to finish would need.
 namespace stepgraph::cuda {
 
 struct message_payload {
@@ -14,18 +14,15 @@ struct message_payload {
 
 /// The tag of the launch that is running: nobody moves the counter before all messages are read.
 __device__ __forceinline__ std::uint32_t message_tag(const step_block_view& block) {
-  return static_cast<std::uint32_t>(block.scalars->launches) + 1u;
+  return tag_of_launch(block.scalars->launches + 1);
 }
 
 __device__ __forceinline__ void send(block_message* message, std::uint32_t tag,
                                      const message_payload& payload) {
-  const auto word = [&](std::uint32_t value) {
-    return static_cast<std::uint64_t>(tag) << 32 | value;
-  };
   const auto bits = static_cast<std::uint64_t>(__double_as_longlong(payload.total));
-  const std::uint64_t low = word(static_cast<std::uint32_t>(bits));
-  const std::uint64_t high = word(static_cast<std::uint32_t>(bits >> 32));
-  const std::uint64_t zeros = word(payload.zeros);
+  const std::uint64_t low = tagged_word(tag, static_cast<std::uint32_t>(bits));
+  const std::uint64_t high = tagged_word(tag, static_cast<std::uint32_t>(bits >> 32));
+  const std::uint64_t zeros = tagged_word(tag, payload.zeros);
   asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(message->words), "l"(low),
                "l"(high)
                : "memory");
@@ -37,7 +34,6 @@ __device__ __forceinline__ void send(block_message* message, std::uint32_t tag,
 __device__ __forceinline__ message_payload receive(const block_message* message,
                                                    std::uint32_t tag) {
   std::uint64_t low, high, zeros;
-  const auto is_of_launch = [&](std::uint64_t word) { return word >> 32 == tag; };
   do {
     asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
                  : "=l"(low), "=l"(high)
@@ -47,10 +43,10 @@ __device__ __forceinline__ message_payload receive(const block_message* message,
                  : "=l"(zeros)
                  : "l"(message->words + 2)
                  : "memory");
-  } while (!is_of_launch(low) || !is_of_launch(high) || !is_of_launch(zeros));
+  } while (tag_of(low) != tag || tag_of(high) != tag || tag_of(zeros) != tag);
   message_payload payload;
-  payload.total = __longlong_as_double(static_cast<long long>(high << 32 | (low & 0xffffffffu)));
-  payload.zeros = static_cast<std::uint32_t>(zeros);
+  payload.total = __longlong_as_double(static_cast<long long>(high << 32 | value_of(low)));
+  payload.zeros = value_of(zeros);
   return payload;
 }
 

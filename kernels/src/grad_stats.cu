@@ -51,7 +51,7 @@ struct thread_statistics {
 };
 
 /// A chunk as every thread of the block needs it.
-struct staged_chunk {
+struct described_chunk {
   void* gradient;
   std::uint64_t begin;
   std::uint32_t count;
@@ -59,10 +59,28 @@ struct staged_chunk {
   bool whole;  ///< all elements are there, and aligned
 };
 
+__device__ __forceinline__ described_chunk describe(const statistics_table_view& table,
+                                                    std::uint64_t number) {
+  described_chunk described = {nullptr, 0, 0, storage_format::f32, false};
+  const chunk_descriptor chunk = table.chunks[number];
+  if (chunk.tensor != no_tensor) {
+    const tensor_descriptor& tensor = table.tensors[chunk.tensor];
+    described.gradient = tensor.gradient;
+    described.begin = static_cast<std::uint64_t>(chunk.index) * chunk_elements;
+    const std::uint64_t remaining = tensor.numel - described.begin;
+    described.count =
+        remaining < chunk_elements ? static_cast<std::uint32_t>(remaining) : chunk_elements;
+    described.format = tensor.signature.gradient;
+    described.whole = described.count == chunk_elements &&
+                      reinterpret_cast<std::uintptr_t>(described.gradient) % 16 == 0;
+  }
+  return described;
+}
+
 /// The chunks of one block, in shared memory: their descriptors are read once, side by side, and
 /// not one after the other between the gradients.
 struct staged_chunks {
-  staged_chunk chunk[most_chunks_per_statistics_block];
+  described_chunk chunk[most_chunks_per_statistics_block];
   std::uint32_t count;
   bool alike;  ///< all are whole and of one format
 };
@@ -76,19 +94,7 @@ __device__ __forceinline__ void stage_chunks(const statistics_table_view& table,
   if (threadIdx.x < 32) {
     bool alike = true;
     if (threadIdx.x < count) {
-      staged_chunk mine = {nullptr, 0, 0, storage_format::f32, false};
-      const chunk_descriptor chunk = table.chunks[first + threadIdx.x];
-      if (chunk.tensor != no_tensor) {
-        const tensor_descriptor& tensor = table.tensors[chunk.tensor];
-        mine.gradient = tensor.gradient;
-        mine.begin = static_cast<std::uint64_t>(chunk.index) * chunk_elements;
-        const std::uint64_t remaining = tensor.numel - mine.begin;
-        mine.count =
-            remaining < chunk_elements ? static_cast<std::uint32_t>(remaining) : chunk_elements;
-        mine.format = tensor.signature.gradient;
-        mine.whole = mine.count == chunk_elements &&
-                     reinterpret_cast<std::uintptr_t>(mine.gradient) % 16 == 0;
-      }
+      const described_chunk mine = describe(table, first + threadIdx.x);
       staged.chunk[threadIdx.x] = mine;
       // Every thread of the mask takes part in the shuffle, whatever its chunk.
       const auto format = static_cast<int>(mine.format);
@@ -113,7 +119,7 @@ __device__ __forceinline__ void add_chunks(const staged_chunks& staged, Statisti
   struct fetched_chunk {
     stored_bits<width> bits[passes];
   };
-  const auto fetch = [](const staged_chunk& chunk) {
+  const auto fetch = [](const described_chunk& chunk) {
     const plain_operand<Format> operand{chunk.gradient};
     fetched_chunk fetched;
 #pragma unroll
@@ -139,7 +145,7 @@ __device__ __forceinline__ void add_chunks(const staged_chunks& staged, Statisti
 
 /// A chunk of any kind: tails, unaligned gradients, formats that change from chunk to chunk.
 template <storage_format Format, class Statistics>
-__device__ __forceinline__ void add_chunk(const staged_chunk& chunk, Statistics& statistics) {
+__device__ __forceinline__ void add_chunk(const described_chunk& chunk, Statistics& statistics) {
   constexpr int width = 16 / sizeof(typename math::format_traits<Format>::storage);
   constexpr int passes = chunk_elements / (threads * width);
   const plain_operand<Format> operand{chunk.gradient};
@@ -167,35 +173,42 @@ __device__ __forceinline__ void add_chunk(const staged_chunk& chunk, Statistics&
   }
 }
 
+template <class Body>
+__device__ __forceinline__ void visit_format(storage_format format, Body&& body) {
+  table_format(format).visit<storage_format::f32, storage_format::f16, storage_format::bf16>(body);
+}
+
+template <class Statistics>
+__device__ __forceinline__ void add_any_chunk(const described_chunk& chunk,
+                                              Statistics& statistics) {
+  visit_format(chunk.format, [&](auto format) { add_chunk<format.value>(chunk, statistics); });
+}
+
 template <class Statistics>
 __device__ __forceinline__ void add_staged(const staged_chunks& staged, Statistics& statistics) {
-  const auto visit = [](storage_format format, auto&& body) {
-    table_format(format).visit<storage_format::f32, storage_format::f16, storage_format::bf16>(
-        body);
-  };
   if (staged.alike) {
-    visit(staged.chunk[0].format,
-          [&](auto format) { add_chunks<format.value>(staged, statistics); });
+    visit_format(staged.chunk[0].format,
+                 [&](auto format) { add_chunks<format.value>(staged, statistics); });
     return;
   }
-  for (std::uint32_t c = 0; c < staged.count; ++c) {
-    const staged_chunk& chunk = staged.chunk[c];
-    visit(chunk.format, [&](auto format) { add_chunk<format.value>(chunk, statistics); });
-  }
+  for (std::uint32_t c = 0; c < staged.count; ++c) add_any_chunk(staged.chunk[c], statistics);
+}
+
+/// What two parts of the gradients amount to.
+template <norm_kind Norm>
+__device__ __forceinline__ double joined(double a, double b) {
+  return Norm == norm_kind::l2 ? a + b : math::larger_total(a, b);
 }
 
 /// Adds over the block: within warps by halving distances, then over the warps likewise. Valid in
-/// every thread.
+/// every thread. A second call needs a barrier between.
 template <norm_kind Norm>
 __device__ message_payload reduce_over_block(message_payload mine) {
   __shared__ double warp_totals[warps];
   __shared__ std::uint32_t warp_zeros[warps];
-  const auto combine = [](double a, double b) {
-    return Norm == norm_kind::l2 ? a + b : math::larger_total(a, b);
-  };
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
-    mine.total = combine(mine.total, __shfl_down_sync(0xffffffffu, mine.total, distance));
+    mine.total = joined<Norm>(mine.total, __shfl_down_sync(0xffffffffu, mine.total, distance));
   }
   mine.zeros = __reduce_add_sync(0xffffffffu, mine.zeros);
   if (threadIdx.x % 32 == 0) {
@@ -214,11 +227,10 @@ __device__ message_payload reduce_over_block(message_payload mine) {
   for (int distance = warps / 2; distance > 0; distance /= 2) {
 #pragma unroll
     for (int warp = 0; warp < distance; ++warp) {
-      totals[warp] = combine(totals[warp], totals[warp + distance]);
+      totals[warp] = joined<Norm>(totals[warp], totals[warp + distance]);
     }
   }
   result.total = totals[0];
-  __syncthreads();
   return result;
 }
 
@@ -229,10 +241,15 @@ __device__ __forceinline__ void measure(const statistics_table_view& table, std:
   __shared__ staged_chunks staged;
   const std::uint32_t tag = message_tag(block);
   thread_statistics<Norm, CountZeros> found;
-  if (table.chunk_count != 0) {
+  if (chunks_per_statistics_block(table.chunk_count) != 1) {
     stage_chunks(table, number, staged);
     add_staged(staged, found);
+  } else if (table.chunk_count != 0) {
+    add_any_chunk(describe(table, number), found);
   }
+  // Not earlier: the operands of the update, four times as many bytes, would hold up the gradients
+  // that everybody waits for.
+  let_successors_start();
   message_payload mine;
   mine.total =
       Norm == norm_kind::l2 ? found.sum : static_cast<double>(__uint_as_float(found.largest));
@@ -241,18 +258,14 @@ __device__ __forceinline__ void measure(const statistics_table_view& table, std:
   if (threadIdx.x == 0) send(messages + number, tag, whole);
 }
 
-/// Totals of the norm groups and the number of zeros, in shared memory.
-struct gathered_totals {
-  double total[max_norm_groups];
-  std::uint64_t zeros;
-};
-
-/// Waits for what the other blocks found and adds it up.
+/// Waits for what the other blocks found and adds it up, valid in every thread. The totals of the
+/// norm groups go to `totals`, by thread 0.
 template <norm_kind Norm>
-__device__ __forceinline__ void gather(const statistics_table_view& table,
-                                       const block_message* messages, std::uint32_t tag,
-                                       gathered_totals& gathered) {
-  std::uint64_t zeros = 0;
+__device__ __forceinline__ gradient_statistics gather(const statistics_table_view& table,
+                                                      const block_message* messages,
+                                                      std::uint32_t tag, double* totals) {
+  gradient_statistics all;
+  all.measured = 1;
   std::uint32_t begin = 0;
   for (std::uint32_t group = 0; group < table.norm_group_count; ++group) {
     const std::uint32_t end = table.norm_group_count == 1 ? statistics_blocks(table.chunk_count)
@@ -260,17 +273,17 @@ __device__ __forceinline__ void gather(const statistics_table_view& table,
     message_payload mine;
     for (std::uint32_t i = begin + threadIdx.x; i < end; i += threads) {
       const message_payload partial = receive(messages + i, tag);
-      mine.total = Norm == norm_kind::l2 ? mine.total + partial.total
-                                         : math::larger_total(mine.total, partial.total);
+      mine.total = joined<Norm>(mine.total, partial.total);
       mine.zeros += partial.zeros;
     }
+    if (group != 0) __syncthreads();
     const message_payload whole = reduce_over_block<Norm>(mine);
-    if (threadIdx.x == 0) gathered.total[group] = whole.total;
-    zeros += whole.zeros;
+    if (threadIdx.x == 0) totals[group] = whole.total;
+    all.total = joined<Norm>(all.total, whole.total);
+    all.zeros += whole.zeros;
     begin = end;
   }
-  if (threadIdx.x == 0) gathered.zeros = zeros;
-  __syncthreads();
+  return all;
 }
 
 /// The first blocks prepare the step while the others read the gradients; block 0 waits for all of
@@ -280,7 +293,6 @@ __global__ void __launch_bounds__(threads, 4)
     grad_stats_kernel(statistics_table_view table, block_message* messages, step_block_view block,
                       const __grid_constant__ settings_batch settings) {
   __shared__ advance_memory memory;
-  let_successors_start();
   wait_for_predecessors();
   const std::uint32_t preparing = prepare_blocks(block.group_count);
   block_message* const found = messages + preparing - 1;
@@ -288,37 +300,34 @@ __global__ void __launch_bounds__(threads, 4)
     measure<Norm, CountZeros>(table, blockIdx.x - preparing, block, found);
     return;
   }
+  let_successors_start();
   if (blockIdx.x != 0) {
     prepare_groups_for_block_0(block, settings, messages, memory);
     return;
   }
   const math::prepared_group mine = prepare_step_in_block(block, settings, 0, memory);
-  __shared__ gathered_totals gathered;
-  gather<Norm>(table, found, static_cast<std::uint32_t>(memory.scalars().launches) + 1u, gathered);
-  gradient_statistics statistics;
-  statistics.measured = 1;
-  statistics.zeros = gathered.zeros;
-  statistics.total = math::combined_total(gathered.total, table.norm_group_count, Norm);
+  const std::uint32_t tag = tag_of_launch(memory.scalars().launches + 1);
+  __shared__ double totals[max_norm_groups];
+  const gradient_statistics statistics = gather<Norm>(table, found, tag, totals);
+  if (table.norm_group_count > 1) __syncthreads();
   finish_step_in_block(
-      block, settings, statistics, [&](std::uint32_t i) { return gathered.total[i]; }, mine,
-      messages, memory);
+      block, settings, statistics, [&](std::uint32_t i) { return totals[i]; }, mine, messages,
+      memory);
 }
 
 template <norm_kind Norm, bool CountZeros>
 __global__ void __launch_bounds__(threads, 4)
     grad_totals_kernel(statistics_table_view table, block_message* messages, step_block_view block,
                        double* totals) {
-  let_successors_start();
   wait_for_predecessors();
   block_message* const found = messages + prepare_blocks(block.group_count) - 1;
   if (blockIdx.x != 0) {
     measure<Norm, CountZeros>(table, blockIdx.x - 1, block, found);
     return;
   }
-  __shared__ gathered_totals gathered;
-  gather<Norm>(table, found, message_tag(block), gathered);
-  if (threadIdx.x < table.norm_group_count) totals[threadIdx.x] = gathered.total[threadIdx.x];
-  if (threadIdx.x == 0) totals[table.norm_group_count] = static_cast<double>(gathered.zeros);
+  let_successors_start();
+  const gradient_statistics all = gather<Norm>(table, found, message_tag(block), totals);
+  if (threadIdx.x == 0) totals[table.norm_group_count] = static_cast<double>(all.zeros);
 }
 
 /// Calls `body` with the options as template arguments.

@@ -24,7 +24,7 @@ cudaError_t launch_update(const update_signature& signature, const tensor_table_
                           const step_block_view& block, const update_options& options,
                           launch_order order, cudaStream_t stream) {
   const std::uint64_t blocks =
-      table.chunk_count * update_blocks_per_chunk + (block.records.slots != nullptr ? 1 : 0);
+      table.chunk_count * update_blocks_per_chunk + (block.records.words != nullptr ? 1 : 0);
   return launch(kernel_of(signature), static_cast<std::uint32_t>(blocks), update_threads, order,
                 stream, table, terms_in_memory{block}, options);
 }

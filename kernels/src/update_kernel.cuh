@@ -16,8 +16,8 @@ struct block_terms {
   bool skip;
 };
 
-/// 16 bytes of global memory, read here and now: the compiler neither moves the access nor sinks it
-/// into a branch, so several of them are in flight together.
+/// 16 bytes of global memory, read here and now: the compiler keeps several such accesses together.
+/// The assembler may still sink one into a branch; a test on the disassembly sees it.
 __device__ __forceinline__ uint4 load_16_bytes_now(const void* address) {
   uint4 words;
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -109,6 +109,18 @@ __device__ __forceinline__ float update_pack(const Operands& operands,
   return largest;
 }
 
+/// Zeros that exist only once `loaded` does: a store that meets the load of what it replaces holds
+/// up the memory, and a step whose gradients were not in the cache took twice as long.
+template <int Width>
+__device__ __forceinline__ float_pack<Width> zeros_after(const stored_bits<Width>& loaded) {
+  // 0 in a grid of one dimension, which only the device knows.
+  const float zero = __uint_as_float(loaded.word[0] & blockIdx.z);
+  float_pack<Width> zeros;
+#pragma unroll
+  for (int i = 0; i < Width; ++i) zeros.value[i] = zero;
+  return zeros;
+}
+
 /// Updates `Packs` times `Width` elements and returns the largest magnitude among the new weights
 /// of an FP8 parameter (as f32 bits; else 0). All loads are issued before the first store, so that
 /// they overlap although the compiler must assume that stores may alias them.
@@ -126,6 +138,13 @@ __device__ __forceinline__ std::uint32_t update_packs(const Operands& operands, 
   // depends on another kernel of this step.
   wait_for_predecessors();
   const block_terms terms = source.read(operands.tensor.group);
+  if (options.gradients == gradient_store::zero) {
+    // Of a skipped step too. While the terms are on their way, so that these stores are too.
+#pragma unroll
+    for (int pack = 0; pack < Packs; ++pack) {
+      operands.store_gradient(access_of(pack), zeros_after<Width>(fetched[pack].gradient));
+    }
+  }
   float largest = 0.0f;
   if (!terms.skip) {
     const math::rounding_source rounding = {options.stochastic_rounding, options.seed, terms.step,
@@ -135,12 +154,6 @@ __device__ __forceinline__ std::uint32_t update_packs(const Operands& operands, 
       largest = math::larger_magnitude(
           largest, update_pack(operands, terms.adam, rounding, options.gradients, access_of(pack),
                                fetched[pack]));
-    }
-  }
-  if (options.gradients == gradient_store::zero) {
-#pragma unroll
-    for (int pack = 0; pack < Packs; ++pack) {
-      operands.store_gradient(access_of(pack), float_pack<Width>{});
     }
   }
   return math::float_bits(largest);
@@ -178,7 +191,7 @@ __device__ __forceinline__ void publish_fp8_scaling(const Operands& operands, st
 /// and touches every element once. Whole chunks of aligned tensors move 16 bytes an access, the
 /// rest moves an element an access. One block more writes the step's record.
 template <class Formats, class Terms>
-__global__ void __launch_bounds__(update_threads)
+__global__ void __launch_bounds__(update_threads, Formats::least_blocks)
     update_kernel(tensor_table_view table, Terms source, update_options options) {
   constexpr int threads = update_threads;
   constexpr int width = Formats::width;

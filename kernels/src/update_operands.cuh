@@ -175,6 +175,9 @@ struct tuned_formats {
   static constexpr bool consecutive =
       is_block_scaled(Master) || is_block_scaled(ExpAvg) || is_block_scaled(ExpAvgSq) ||
       (Parameter == storage_format::bf16 && Master == storage_format::none);
+  /// Blocks that must find room on one multiprocessor; 0: the compiler chooses. A thread of 8
+  /// elements has but one access to each operand under way, so there must be many.
+  static constexpr int least_blocks = width == 8 ? 9 : 0;
 };
 
 /// Formats that are read from the tensor table.
@@ -184,6 +187,7 @@ struct generic_formats {
   /// More elements for each branch on a format.
   static constexpr int width = 8;
   static constexpr bool consecutive = true;
+  static constexpr int least_blocks = 0;
 };
 
 }  // namespace stepgraph::cuda

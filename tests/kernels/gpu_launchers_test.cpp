@@ -70,20 +70,18 @@ TEST_F(GpuLaunchers, UpdateWritesTheRecordBesideItsChunks) {
     const host_tensors expected(tensors, contents);
     const device_tensors found(tensors, contents);
     host_block block(200);
-    std::vector<record_slot> slots(capacity);
-    std::vector<group_progress> groups(capacity * block.groups.size());
-    const device_buffer<record_slot> slots_there(slots);
-    const device_buffer<group_progress> groups_there(groups);
-    block.records = {slots.data(), groups.data(), capacity};
+    std::vector<std::uint64_t> records(
+        capacity * words_of_record(static_cast<std::uint32_t>(block.groups.size())));
+    const device_buffer<std::uint64_t> records_there(records);
+    block.records = {records.data(), capacity};
     for (int step = 0; step < 5; ++step) {
       test::advance_unmeasured(block);
-      const device_block on_device(block, {slots_there.data(), groups_there.data(), capacity});
+      const device_block on_device(block, {records_there.data(), capacity});
       host::update(expected.host_table(), block.view(), {});
       check(cuda::launch_update(signature, found.table(), on_device.view(), {}, launch_order::full,
                                 stream().get()));
       EXPECT_EQ(found.read(), expected.buffers) << step;
-      EXPECT_TRUE(test::same_bits(slots_there.read(), slots)) << step;
-      EXPECT_TRUE(test::same_bits(groups_there.read(), groups)) << step;
+      EXPECT_TRUE(test::same_bits(records_there.read(), records)) << step;
     }
   }
 }

@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -122,30 +124,42 @@ TEST(ScaleGradients, LeavesThemWhenTheStepIsSkippedAndWhenTheScaleIsOne) {
   EXPECT_EQ(placed.buffers, host_tensors(tensors, contents).buffers);
 }
 
-TEST(Records, OfALaunchLiesInItsSlotAndSaysWhatTheStepSays) {
+TEST(Records, OfALaunchLiesInItsPlaceAndSaysWhatTheStepSays) {
   constexpr std::uint32_t capacity = 3;
-  host_block block(2);
+  constexpr std::uint32_t groups = 2;
+  host_block block(groups);
   block.step.samples_per_step = 10;
   block.step.max_grad_norm = 1.0;
-  std::vector<record_slot> slots(capacity);
-  std::vector<group_progress> groups(capacity * 2);
-  block.records = {slots.data(), groups.data(), capacity};
+  std::vector<std::uint64_t> words(capacity * words_of_record(groups));
+  block.records = {words.data(), capacity};
   for (std::uint64_t launch = 1; launch <= 7; ++launch) {
+    const std::vector<std::uint64_t> before = words;
     test::advance_by_total(block, launch == 5 ? infinity : 4.0);
-    const std::size_t place = (launch - 1) % capacity;
-    const record_slot& slot = slots[place];
-    EXPECT_EQ(slot.sequence, launch);
-    EXPECT_EQ(slots[launch % capacity].sequence, 0u) << "empty for the next record";
-    EXPECT_EQ(slot.scalars.step + slot.scalars.skipped, launch);
-    EXPECT_EQ(slot.scalars.samples, 10 * slot.scalars.step);
-    EXPECT_EQ(slot.scalars.skip, launch == 5 ? 1u : 0u);
-    EXPECT_EQ(slot.scalars.found_inf, launch == 5 ? 1u : 0u);
-    EXPECT_EQ(slot.scalars.grad_norm, launch == 5 ? infinity : 2.0);
-    EXPECT_EQ(slot.scalars.clip_coefficient, block.scalars.clip_coefficient);
-    for (std::size_t g = 0; g < 2; ++g) {
-      EXPECT_EQ(groups[place * 2 + g].step, block.progress[g].step);
-      EXPECT_EQ(groups[place * 2 + g].learning_rate, block.progress[g].learning_rate);
-      EXPECT_EQ(groups[place * 2 + g].weight_decay, block.progress[g].weight_decay);
+    std::vector<std::uint32_t> values;
+    const std::size_t begin = (launch - 1) % capacity * words_of_record(groups);
+    for (std::size_t i = 0; i < words.size(); ++i) {
+      if (i < begin || i >= begin + words_of_record(groups)) {
+        EXPECT_EQ(words[i], before[i]) << "of another record";
+        continue;
+      }
+      EXPECT_EQ(tag_of(words[i]), launch);
+      values.push_back(value_of(words[i]));
+    }
+    step_scalars scalars;
+    std::memcpy(static_cast<void*>(&scalars), values.data(), sizeof scalars);
+    EXPECT_EQ(scalars.launches, launch);
+    EXPECT_EQ(scalars.step + scalars.skipped, launch);
+    EXPECT_EQ(scalars.samples, 10 * scalars.step);
+    EXPECT_EQ(scalars.skip, launch == 5 ? 1u : 0u);
+    EXPECT_EQ(scalars.found_inf, launch == 5 ? 1u : 0u);
+    EXPECT_EQ(scalars.grad_norm, launch == 5 ? infinity : 2.0);
+    EXPECT_EQ(scalars.clip_coefficient, block.scalars.clip_coefficient);
+    std::array<group_progress, groups> progress;
+    std::memcpy(static_cast<void*>(progress.data()), values.data() + scalar_words, sizeof progress);
+    for (std::size_t g = 0; g < groups; ++g) {
+      EXPECT_EQ(progress[g].step, block.progress[g].step);
+      EXPECT_EQ(progress[g].learning_rate, block.progress[g].learning_rate);
+      EXPECT_EQ(progress[g].weight_decay, block.progress[g].weight_decay);
     }
   }
 }

@@ -1,28 +1,31 @@
 #include "stepgraph/math/advance_step.hpp"
 
-#include <algorithm>
 #include <atomic>
+#include <cstddef>
+#include <cstring>
 
 #include "stepgraph/kernels/host_loops.hpp"
 
 namespace stepgraph::host {
 namespace {
 
-/// Writes the record; see record_slot for the order.
+/// Writes `bytes` of a record at `words`, as tagged words.
+void write_words(const void* bytes, std::uint32_t count, std::uint32_t tag, std::uint64_t* words) {
+  for (std::uint32_t i = 0; i < count; ++i) {
+    std::uint32_t value;
+    std::memcpy(&value, static_cast<const std::byte*>(bytes) + i * sizeof value, sizeof value);
+    std::atomic_ref<std::uint64_t>(words[i]).store(tagged_word(tag, value),
+                                                   std::memory_order_relaxed);
+  }
+}
+
 void write_record(const step_block_view& block) {
-  const record_ring_view& ring = block.records;
-  if (ring.slots == nullptr) return;
-  const std::uint64_t number = block.scalars->launches;
-  const std::uint64_t place = (number - 1) % ring.capacity;
-  ring.slots[place].scalars = *block.scalars;
-  std::copy_n(block.progress, block.group_count, ring.groups + place * block.group_count);
-  const auto sequence_of = [&](std::uint64_t slot) {
-    return std::atomic_ref<std::uint64_t>(ring.slots[slot].sequence);
-  };
-  sequence_of(number % ring.capacity).store(0, std::memory_order_release);
-  sequence_of(place).store(number, std::memory_order_release);
-  // The next record is not begun before its slot is seen to be empty.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (block.records.words == nullptr) return;
+  const std::uint64_t launch = block.scalars->launches;
+  std::uint64_t* const record = record_of(block.records, block.group_count, launch);
+  write_words(block.scalars, scalar_words, tag_of_launch(launch), record);
+  write_words(block.progress, block.group_count * progress_words, tag_of_launch(launch),
+              record + scalar_words);
 }
 
 }  // namespace

@@ -2,29 +2,33 @@
 
 #include <cstdint>
 
+#include "stepgraph/kernels/tagged_word.hpp"
 #include "stepgraph/math/step_scalars.hpp"
 
-/// The ring into which a step writes its record. It lies in memory that the host reads without
-/// waiting (page-locked memory for a step on a device), so each slot says by itself whether it is
-/// complete.
+/// The ring into which a step writes its records, in memory that the host reads without waiting
+/// (page-locked memory for a step on a device).
 namespace stepgraph {
 
-/// One record without its groups. Its `sequence` becomes 0 while the record before is written, and
-/// the number of its launch once the rest is there, each in this order for every observer. A reader
-/// that finds the number it expects before and after reading has the record.
-struct record_slot {
-  std::uint64_t sequence = 0;  ///< launches so far, this one included; 0: not written yet
-  std::uint64_t reserved = 0;
-  step_scalars scalars;  ///< after the launch
-};
-
-/// A ring of `capacity` slots, at least two. The record of launch n lies in slot (n - 1) %
-/// capacity, the progress of its groups from element slot * group count on. Null: no records are
-/// written.
+/// A ring of `capacity` records. A record is the step's scalars after the launch, then the progress
+/// of each group, as tagged words of 4 bytes each. Null: no records are written.
 struct record_ring_view {
-  record_slot* slots = nullptr;
-  group_progress* groups = nullptr;
+  std::uint64_t* words = nullptr;
   std::uint32_t capacity = 0;
 };
+
+inline constexpr std::uint32_t scalar_words = sizeof(step_scalars) / sizeof(std::uint32_t);
+inline constexpr std::uint32_t progress_words = sizeof(group_progress) / sizeof(std::uint32_t);
+static_assert(scalar_words * sizeof(std::uint32_t) == sizeof(step_scalars));
+static_assert(progress_words * sizeof(std::uint32_t) == sizeof(group_progress));
+
+STEPGRAPH_HOST_DEVICE constexpr std::uint32_t words_of_record(std::uint32_t groups) {
+  return scalar_words + groups * progress_words;
+}
+
+/// Where the record of launch number `launch` begins; the first launch has number 1.
+STEPGRAPH_HOST_DEVICE std::uint64_t* record_of(const record_ring_view& ring, std::uint32_t groups,
+                                               std::uint64_t launch) {
+  return ring.words + (launch - 1) % ring.capacity * words_of_record(groups);
+}
 
 }  // namespace stepgraph
