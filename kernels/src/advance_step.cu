@@ -19,15 +19,15 @@ __global__ void __launch_bounds__(threads)
     prepare_groups_for_block_0(block, settings, messages, memory);
     return;
   }
-  const math::prepared_group mine = prepare_step_in_block(block, settings, 0, memory);
+  const advance_inputs inputs = prepare_step_in_block(block, settings, 0, memory);
   gradient_statistics statistics;
   if (totals != nullptr) {
     statistics.measured = 1;
-    statistics.total = math::combined_total(totals, block.norm_group_count, memory.settings().norm);
+    statistics.total = math::combined_total(totals, block.norm_group_count, inputs.settings.norm);
     statistics.zeros = static_cast<std::uint64_t>(totals[block.norm_group_count]);
   }
   finish_step_in_block(
-      block, settings, statistics, [&](std::uint32_t i) { return totals[i]; }, mine, messages,
+      block, settings, statistics, [&](std::uint32_t i) { return totals[i]; }, inputs, messages,
       memory);
 }
 

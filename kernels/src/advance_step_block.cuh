@@ -54,15 +54,23 @@ struct advance_memory {
   }
 };
 
+/// What a thread keeps in registers while the gradients are on their way.
+struct advance_inputs {
+  math::prepared_group group;  ///< number threadIdx.x of the block, if there is one
+  step_settings settings;      ///< these two in block 0
+  math::prepared_step step;
+};
+
 /// The first half of the advance, for `groups_per_prepare_block` groups a block: applies the
-/// settings and prepares the groups, in block 0 also the step. Returns group number threadIdx.x of
-/// the block in the threads that have one; blocks other than 0 leave theirs in memory.
+/// settings and prepares the groups, in block 0 also the step. Blocks other than 0 leave their
+/// groups in memory.
 ///
 /// The bias corrections and the schedules of a group are computed by different warps, so that a
 /// short list of groups costs the longest of them and not their sum.
-__device__ __forceinline__ math::prepared_group prepare_step_in_block(
-    const step_block_view& block, const settings_batch& settings, std::uint32_t index,
-    advance_memory& memory) {
+__device__ __forceinline__ advance_inputs prepare_step_in_block(const step_block_view& block,
+                                                                const settings_batch& settings,
+                                                                std::uint32_t index,
+                                                                advance_memory& memory) {
   constexpr int lanes = static_cast<int>(groups_per_prepare_block);
   static_assert(prepare_threads == 4 * lanes);
   const std::uint32_t first = index * groups_per_prepare_block;
@@ -97,14 +105,18 @@ __device__ __forceinline__ math::prepared_group prepare_step_in_block(
     }
   }
   __syncthreads();
-  math::prepared_group prepared;
+  advance_inputs inputs;
   if (part == 0 && group < block.group_count) {
-    prepared =
+    inputs.group =
         math::prepare_group(block.groups[group], block.progress[group], memory.parts[0][lane],
                             memory.parts[1][lane], memory.parts[2][lane], memory.parts[3][lane]);
-    if (index != 0) block.prepared_groups[group] = prepared;
+    if (index != 0) block.prepared_groups[group] = inputs.group;
   }
-  return prepared;
+  if (index == 0) {
+    inputs.settings = memory.settings();
+    inputs.step = memory.prepared();
+  }
+  return inputs;
 }
 
 /// The first half in blocks other than 0, which then tell block 0.
@@ -117,45 +129,49 @@ __device__ __forceinline__ void prepare_groups_for_block_0(const step_block_view
   __syncthreads();
   if (threadIdx.x != 0) return;
   __threadfence();
-  send(messages + blockIdx.x - 1, tag, {});
+  send<false>(messages + blockIdx.x - 1, tag, {});
 }
 
 /// The second half, in block 0: publishes the scalars and, unless the step is skipped, the terms of
-/// every group; writes the record if the view names a ring. `mine` is what the first half returned;
-/// `statistics` is valid in every thread; `total_of(i)` is the total of norm group i.
+/// every group; writes the record if the view names a ring. `inputs` is what the first half
+/// returned; `statistics` is valid in every thread; `total_of(i)` is the total of norm group i.
 template <class TotalOf>
 __device__ __forceinline__ void finish_step_in_block(
     const step_block_view& block, const settings_batch& settings,
-    const gradient_statistics& statistics, TotalOf&& total_of, const math::prepared_group& mine,
+    const gradient_statistics& statistics, TotalOf&& total_of, const advance_inputs& inputs,
     block_message* messages, advance_memory& memory) {
   const std::uint32_t preparing = prepare_blocks(block.group_count);
   if (preparing > 1) {
     const std::uint32_t tag = tag_of_launch(memory.scalars().launches + 1);
     for (std::uint32_t i = threadIdx.x; i < preparing - 1; i += blockDim.x) {
-      receive(messages + i, tag);
+      receive<false>(messages + i, tag);
     }
     __threadfence();
     __syncthreads();
   }
-  // Every thread takes the same few decisions, which is faster than telling it.
-  const math::prepared_step& prepared = memory.prepared();
-  step_scalars scalars = memory.scalars();
-  if (settings.serial != 0) scalars.settings_serial = settings.serial;
-  math::finish_step(memory.settings(), prepared, statistics, scalars);
-  if (scalars.skip == 0) {
+  // Every thread decides, which is faster than telling it.
+  const math::step_decision decision = math::decide_step(inputs.settings, inputs.step, statistics);
+  if (!decision.skip) {
     for (std::uint32_t group = threadIdx.x; group < block.group_count; group += blockDim.x) {
       const math::prepared_group next =
-          group < groups_per_prepare_block ? mine : block.prepared_groups[group];
-      block.terms[group] = math::finish_group(next, scalars);
+          group < groups_per_prepare_block ? inputs.group : block.prepared_groups[group];
+      block.terms[group] = math::finish_group(next, decision.gradient_scale);
       block.progress[group] = next.progress;
     }
   }
-  if (threadIdx.x == 0) *block.scalars = scalars;
-  for (std::uint32_t i = threadIdx.x; i < block.norm_group_count; i += blockDim.x) {
+  // From the other end, by warps that have no group of a short list.
+  const std::uint32_t from_end = blockDim.x - 1 - threadIdx.x;
+  if (from_end == 0) {
+    step_scalars scalars = memory.scalars();
+    if (settings.serial != 0) scalars.settings_serial = settings.serial;
+    math::finish_step(inputs.settings, inputs.step, statistics, decision, scalars);
+    *block.scalars = scalars;
+  }
+  for (std::uint32_t i = from_end; i < block.norm_group_count; i += blockDim.x) {
     block.norms[i] =
         block.norm_group_count == 1 || statistics.measured == 0
-            ? scalars.grad_norm
-            : math::norm_of_total(memory.settings().norm, total_of(i), prepared.inverse_scale);
+            ? decision.norm
+            : math::norm_of_total(inputs.settings.norm, total_of(i), inputs.step.inverse_scale);
   }
   if (block.records.words != nullptr) {
     __syncthreads();

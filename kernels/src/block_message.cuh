@@ -17,32 +17,39 @@ __device__ __forceinline__ std::uint32_t message_tag(const step_block_view& bloc
   return tag_of_launch(block.scalars->launches + 1);
 }
 
+/// Without its zeros a message is one access.
+template <bool WithZeros>
 __device__ __forceinline__ void send(block_message* message, std::uint32_t tag,
                                      const message_payload& payload) {
   const auto bits = static_cast<std::uint64_t>(__double_as_longlong(payload.total));
   const std::uint64_t low = tagged_word(tag, static_cast<std::uint32_t>(bits));
   const std::uint64_t high = tagged_word(tag, static_cast<std::uint32_t>(bits >> 32));
-  const std::uint64_t zeros = tagged_word(tag, payload.zeros);
   asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(message->words), "l"(low),
                "l"(high)
                : "memory");
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(message->words + 2), "l"(zeros)
-               : "memory");
+  if constexpr (WithZeros) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(message->words + 2),
+                 "l"(tagged_word(tag, payload.zeros))
+                 : "memory");
+  }
 }
 
 /// Waits for a message. The sender is a block of the same launch, which waits for nobody.
+template <bool WithZeros>
 __device__ __forceinline__ message_payload receive(const block_message* message,
                                                    std::uint32_t tag) {
-  std::uint64_t low, high, zeros;
+  std::uint64_t low, high, zeros = tagged_word(tag, 0);
   do {
     asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
                  : "=l"(low), "=l"(high)
                  : "l"(message->words)
                  : "memory");
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"
-                 : "=l"(zeros)
-                 : "l"(message->words + 2)
-                 : "memory");
+    if constexpr (WithZeros) {
+      asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"
+                   : "=l"(zeros)
+                   : "l"(message->words + 2)
+                   : "memory");
+    }
   } while (tag_of(low) != tag || tag_of(high) != tag || tag_of(zeros) != tag);
   message_payload payload;
   payload.total = __longlong_as_double(static_cast<long long>(high << 32 | value_of(low)));

@@ -255,12 +255,12 @@ __device__ __forceinline__ void measure(const statistics_table_view& table, std:
       Norm == norm_kind::l2 ? found.sum : static_cast<double>(__uint_as_float(found.largest));
   mine.zeros = found.zeros;
   const message_payload whole = reduce_over_block<Norm>(mine);
-  if (threadIdx.x == 0) send(messages + number, tag, whole);
+  if (threadIdx.x == 0) send<CountZeros>(messages + number, tag, whole);
 }
 
 /// Waits for what the other blocks found and adds it up, valid in every thread. The totals of the
 /// norm groups go to `totals`, by thread 0.
-template <norm_kind Norm>
+template <norm_kind Norm, bool CountZeros>
 __device__ __forceinline__ gradient_statistics gather(const statistics_table_view& table,
                                                       const block_message* messages,
                                                       std::uint32_t tag, double* totals) {
@@ -272,7 +272,7 @@ __device__ __forceinline__ gradient_statistics gather(const statistics_table_vie
                                                           : table.norm_group_ends[group];
     message_payload mine;
     for (std::uint32_t i = begin + threadIdx.x; i < end; i += threads) {
-      const message_payload partial = receive(messages + i, tag);
+      const message_payload partial = receive<CountZeros>(messages + i, tag);
       mine.total = joined<Norm>(mine.total, partial.total);
       mine.zeros += partial.zeros;
     }
@@ -305,13 +305,13 @@ __global__ void __launch_bounds__(threads, 4)
     prepare_groups_for_block_0(block, settings, messages, memory);
     return;
   }
-  const math::prepared_group mine = prepare_step_in_block(block, settings, 0, memory);
+  const advance_inputs inputs = prepare_step_in_block(block, settings, 0, memory);
   const std::uint32_t tag = tag_of_launch(memory.scalars().launches + 1);
   __shared__ double totals[max_norm_groups];
-  const gradient_statistics statistics = gather<Norm>(table, found, tag, totals);
+  const gradient_statistics statistics = gather<Norm, CountZeros>(table, found, tag, totals);
   if (table.norm_group_count > 1) __syncthreads();
   finish_step_in_block(
-      block, settings, statistics, [&](std::uint32_t i) { return totals[i]; }, mine, messages,
+      block, settings, statistics, [&](std::uint32_t i) { return totals[i]; }, inputs, messages,
       memory);
 }
 
@@ -326,7 +326,8 @@ __global__ void __launch_bounds__(threads, 4)
     return;
   }
   let_successors_start();
-  const gradient_statistics all = gather<Norm>(table, found, message_tag(block), totals);
+  const gradient_statistics all =
+      gather<Norm, CountZeros>(table, found, message_tag(block), totals);
   if (threadIdx.x == 0) totals[table.norm_group_count] = static_cast<double>(all.zeros);
 }
 

@@ -31,7 +31,7 @@ math::adam_terms terms_of(const reference_options& options) {
   progress.step = options.step - 1;
   step_scalars scalars;
   scalars.gradient_scale = static_cast<float>(options.gradient_factor);
-  return math::finish_group(test::prepared(group, progress), scalars);
+  return math::finish_group(test::prepared(group, progress), scalars.gradient_scale);
 }
 
 /// One update of an element; without AMSGrad its largest second moment stays as it is.

@@ -22,13 +22,15 @@ inline math::adam_terms advance(const group_settings& group, group_progress& pro
                                 const schedule_tables& tables = {}) {
   const math::prepared_group next = prepared(group, progress, tables, scalars.samples);
   progress = next.progress;
-  return math::finish_group(next, scalars);
+  return math::finish_group(next, scalars.gradient_scale);
 }
 
 /// Advances the step by a gradient with these statistics.
 inline void advance(const step_settings& settings, const gradient_statistics& statistics,
                     step_scalars& scalars) {
-  math::finish_step(settings, math::prepare_step(settings, scalars), statistics, scalars);
+  const math::prepared_step prepared = math::prepare_step(settings, scalars);
+  math::finish_step(settings, prepared, statistics,
+                    math::decide_step(settings, prepared, statistics), scalars);
 }
 
 }  // namespace stepgraph::test

@@ -182,7 +182,8 @@ TEST(FinishGroup, DirectionAndScaleMeetInTheGradientScale) {
   group.flags |= group_maximize;
   step_scalars scalars;
   scalars.gradient_scale = 0.3f;
-  EXPECT_EQ(math::finish_group(test::prepared(group, {}), scalars).gradient_scale, -0.3f);
+  EXPECT_EQ(math::finish_group(test::prepared(group, {}), scalars.gradient_scale).gradient_scale,
+            -0.3f);
 }
 
 }  // namespace

@@ -1,7 +1,11 @@
+#include "../../graph_runtime/src/record_ring.hpp"
+
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstring>
 #include <limits>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -127,7 +131,86 @@ TEST(StepRecords, MovedExecutorKeepsItsRing) {
   EXPECT_EQ(moved.read_records().records.size(), 1u);
 }
 
-// The writer never waits for the reader: with few slots it laps the reader again and again.
+/// A ring whose words a test writes itself, after `launches` launches.
+class ring_by_hand {
+ public:
+  explicit ring_by_hand(std::uint64_t launches)
+      : plan_(make_plan()),
+        words_(words()),
+        ring_(plan_, std::shared_ptr<void>(words_.data(), [](void*) {}), launches) {}
+
+  detail::record_ring& ring() { return ring_; }
+  std::uint32_t record_words() const { return words_of_record(groups); }
+
+  /// Word `i` of the record of launch number `launch`.
+  void write(std::uint64_t launch, std::uint32_t i) {
+    step_scalars scalars;
+    scalars.launches = launch;
+    std::vector<std::uint32_t> values(record_words());
+    std::memcpy(values.data(), &scalars, sizeof scalars);
+    record_of(ring_.view(), groups, launch)[i] = tagged_word(tag_of_launch(launch), values[i]);
+  }
+  void write_all_but(std::uint64_t launch, std::uint32_t missing) {
+    for (std::uint32_t i = 0; i < record_words(); ++i) {
+      if (i != missing) write(launch, i);
+    }
+  }
+
+ private:
+  static constexpr std::uint32_t groups = 2;
+
+  static step_plan make_plan() {
+    step_builder builder;
+    builder.set_options({.record_capacity = 3});
+    for (std::uint32_t group = 0; group < groups; ++group) builder.add_group({});
+    return builder.build();
+  }
+  std::vector<std::uint64_t> words() const {
+    return std::vector<std::uint64_t>(detail::record_ring::bytes_for(plan_) /
+                                      sizeof(std::uint64_t));
+  }
+
+  step_plan plan_;
+  std::vector<std::uint64_t> words_;
+  detail::record_ring ring_;
+};
+
+// Also where the tag of a launch is that of fresh memory, 0.
+TEST(RecordRing, RecordIsThereOnceEachOfItsWordsIs) {
+  for (const std::uint64_t launches : {0ull, 7ull, 0xffffffffull}) {
+    const std::uint64_t launch = launches + 1;
+    const std::uint32_t count = ring_by_hand(launches).record_words();
+    for (std::uint32_t last = 0; last < count; ++last) {
+      ring_by_hand hand(launches);
+      EXPECT_TRUE(hand.ring().read().records.empty());
+      hand.write_all_but(launch, last);
+      EXPECT_TRUE(hand.ring().read().records.empty()) << "without word " << last;
+      hand.write(launch, last);
+      const record_batch batch = hand.ring().read();
+      ASSERT_EQ(batch.records.size(), 1u);
+      EXPECT_EQ(batch.records[0].launch, launch);
+      EXPECT_EQ(batch.records[0].groups.size(), 2u);
+      EXPECT_EQ(batch.overwritten, 0u);
+    }
+  }
+}
+
+TEST(RecordRing, RecordThatIsBeingOverwrittenIsLostAndNoOther) {
+  for (std::uint32_t first = 0; first < ring_by_hand(0).record_words(); ++first) {
+    ring_by_hand hand(0);
+    for (const std::uint64_t launch : {1, 2, 3}) hand.write_all_but(launch, hand.record_words());
+    hand.write(4, first);
+    const record_batch batch = hand.ring().read();
+    EXPECT_EQ(batch.overwritten, 1u);
+    ASSERT_EQ(batch.records.size(), 2u);
+    EXPECT_EQ(batch.records[0].launch, 2u);
+    EXPECT_EQ(batch.records[1].launch, 3u);
+    hand.write_all_but(4, first);
+    EXPECT_EQ(hand.ring().read().records.size(), 1u);
+  }
+}
+
+// The writer never waits for the reader: with few places it laps the reader again and again.
 TEST(StepRecords, A33_ReaderBesideAWriterSeesWholeRecordsInOrder) {
   for (const std::uint32_t capacity : {1u, 2u, 3u, 64u, 20'000u}) {
     SCOPED_TRACE("capacity " + std::to_string(capacity));

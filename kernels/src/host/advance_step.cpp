@@ -59,15 +59,16 @@ void advance_step(const step_block_view& block, const settings_batch& settings,
         math::next_bias_correction(group, group.beta1, progress),
         math::next_bias_correction(group, group.beta2, progress));
   }
-  math::finish_step(*block.step, prepared, statistics, *block.scalars);
+  const math::step_decision decision = math::decide_step(*block.step, prepared, statistics);
+  math::finish_step(*block.step, prepared, statistics, decision, *block.scalars);
   for (std::uint32_t i = 0; i < block.norm_group_count; ++i) {
     block.norms[i] = statistics.measured != 0
                          ? math::norm_of_total(block.step->norm, totals[i], prepared.inverse_scale)
                          : 0.0;
   }
-  if (block.scalars->skip == 0) {
+  if (!decision.skip) {
     for (std::uint32_t i = 0; i < block.group_count; ++i) {
-      block.terms[i] = math::finish_group(block.prepared_groups[i], *block.scalars);
+      block.terms[i] = math::finish_group(block.prepared_groups[i], decision.gradient_scale);
       block.progress[i] = block.prepared_groups[i].progress;
     }
   }

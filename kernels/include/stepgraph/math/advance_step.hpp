@@ -182,31 +182,51 @@ STEPGRAPH_HOST_DEVICE double combined_total(const double* totals, std::uint32_t 
   return total;
 }
 
-/// Decides whether the step is skipped and moves the scalars that all groups share.
-STEPGRAPH_HOST_DEVICE void finish_step(const step_settings& settings, const prepared_step& prepared,
-                                       const gradient_statistics& statistics,
-                                       step_scalars& scalars) {
+/// What the gradients decide, and all that the update of a group waits for.
+struct step_decision {
+  double norm;           ///< as step_scalars::grad_norm
+  double clip;           ///< clip coefficient
+  float gradient_scale;  ///< clip coefficient / loss scale
+  bool shrinks_scale;    ///< the loss scale takes the step for one that was not finite
+  bool found_inf;        ///< as step_scalars::found_inf
+  bool skip;
+};
+
+STEPGRAPH_HOST_DEVICE step_decision decide_step(const step_settings& settings,
+                                                const prepared_step& prepared,
+                                                const gradient_statistics& statistics) {
   const bool non_finite = statistics.measured != 0 && !is_finite(statistics.total);
-  const double norm = statistics.measured != 0
-                          ? norm_of_total(settings.norm, statistics.total, prepared.inverse_scale)
-                          : 0.0;
+  step_decision decision;
+  decision.norm = statistics.measured != 0
+                      ? norm_of_total(settings.norm, statistics.total, prepared.inverse_scale)
+                      : 0.0;
   // A norm that is not finite cannot be clipped.
   const bool skips_non_finite = settings.skip_non_finite != 0 || settings.max_grad_norm > 0.0;
-  const bool found_inf = prepared.found_inf != 0 || (non_finite && skips_non_finite);
-  const bool above = settings.skip_above_norm > 0.0 && norm > settings.skip_above_norm;
-  const double clip = clip_coefficient(norm, settings.max_grad_norm);
+  const bool above = settings.skip_above_norm > 0.0 && decision.norm > settings.skip_above_norm;
+  decision.clip = clip_coefficient(decision.norm, settings.max_grad_norm);
+  decision.gradient_scale = static_cast<float>(decision.clip * prepared.inverse_scale);
+  decision.shrinks_scale = prepared.found_inf != 0 || (non_finite && skips_non_finite);
+  decision.found_inf = decision.shrinks_scale || non_finite;
+  decision.skip = decision.shrinks_scale || above;
+  return decision;
+}
+
+/// Moves the scalars that all groups share.
+STEPGRAPH_HOST_DEVICE void finish_step(const step_settings& settings, const prepared_step& prepared,
+                                       const gradient_statistics& statistics,
+                                       const step_decision& decision, step_scalars& scalars) {
   scalars.loss_scale = prepared.loss_scale;
   scalars.inverse_scale = static_cast<float>(prepared.inverse_scale);
-  scalars.grad_norm = norm;
+  scalars.grad_norm = decision.norm;
   scalars.zeros = statistics.zeros;
-  scalars.found_inf = found_inf || non_finite ? 1u : 0u;
-  scalars.skip = found_inf || above ? 1u : 0u;
-  scalars.clip_coefficient = static_cast<float>(clip);
-  scalars.gradient_scale = static_cast<float>(clip * prepared.inverse_scale);
+  scalars.found_inf = decision.found_inf ? 1u : 0u;
+  scalars.skip = decision.skip ? 1u : 0u;
+  scalars.clip_coefficient = static_cast<float>(decision.clip);
+  scalars.gradient_scale = decision.gradient_scale;
   scalars.next_loss_scale =
-      updated_loss_scale(settings.scaling, scalars.next_loss_scale, found_inf);
+      updated_loss_scale(settings.scaling, scalars.next_loss_scale, decision.shrinks_scale);
   ++scalars.launches;
-  if (scalars.skip != 0) {
+  if (decision.skip) {
     ++scalars.skipped;
   } else {
     ++scalars.step;
@@ -216,9 +236,9 @@ STEPGRAPH_HOST_DEVICE void finish_step(const step_settings& settings, const prep
 
 /// The terms of an update that is applied.
 STEPGRAPH_HOST_DEVICE adam_terms finish_group(const prepared_group& prepared,
-                                              const step_scalars& scalars) {
+                                              float gradient_scale) {
   adam_terms terms = prepared.terms;
-  terms.gradient_scale = terms.gradient_scale * scalars.gradient_scale;
+  terms.gradient_scale = terms.gradient_scale * gradient_scale;
   return terms;
 }
 
