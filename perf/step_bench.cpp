@@ -96,7 +96,8 @@ void add_benchmarks() {
                                  {"clip+adam+zero", true, true, zero},
                                  {"clip+adam+zero+report", true, true, report}};
   for (const perf::tensor_list& list :
-       {perf::model_list("gpt2-124m"), perf::uniform_list(148, 4096)}) {
+       {perf::model_list("gpt2-124m"), perf::uniform_list(64, 65536),
+        perf::uniform_list(148, 4096)}) {
     if (list.numels.empty()) continue;
     for (const step_parts& parts : measured) {
       benchmark::RegisterBenchmark(fmt::format("step/{}/{}", list.name, parts.name).c_str(), step,
