@@ -164,7 +164,7 @@ __device__ __forceinline__ void finish_step_in_block(
   if (from_end == 0) {
     step_scalars scalars = memory.scalars();
     if (settings.serial != 0) scalars.settings_serial = settings.serial;
-    math::finish_step(inputs.settings, inputs.step, statistics, decision, scalars);
+    math::finish_step(memory.settings(), inputs.step, statistics, decision, scalars);
     *block.scalars = scalars;
   }
   for (std::uint32_t i = from_end; i < block.norm_group_count; i += blockDim.x) {

@@ -20,6 +20,11 @@ struct thread_statistics {
   std::uint32_t largest = 0;  ///< magnitude bits
   std::uint32_t zeros = 0;
 
+  /// Takes back zeros that stand for elements that do not exist.
+  __device__ __forceinline__ void count_no_zeros(int elements) {
+    if constexpr (CountZeros) zeros -= static_cast<std::uint32_t>(elements);
+  }
+
   /// Adds one run of Width elements of every pass. The thread keeps one sum for each position in
   /// the run; element e of the chunk thus belongs to sum e % (threads * Width).
   template <int Width, int Passes, class Operand>
@@ -56,12 +61,12 @@ struct described_chunk {
   std::uint64_t begin;
   std::uint32_t count;
   storage_format format;
-  bool whole;  ///< all elements are there, and aligned
+  bool aligned;
 };
 
 __device__ __forceinline__ described_chunk describe(const statistics_table_view& table,
                                                     std::uint64_t number) {
-  described_chunk described = {nullptr, 0, 0, storage_format::f32, false};
+  described_chunk described = {nullptr, 0, 0, storage_format::f32, true};
   const chunk_descriptor chunk = table.chunks[number];
   if (chunk.tensor != no_tensor) {
     const tensor_descriptor& tensor = table.tensors[chunk.tensor];
@@ -71,8 +76,7 @@ __device__ __forceinline__ described_chunk describe(const statistics_table_view&
     described.count =
         remaining < chunk_elements ? static_cast<std::uint32_t>(remaining) : chunk_elements;
     described.format = tensor.signature.gradient;
-    described.whole = described.count == chunk_elements &&
-                      reinterpret_cast<std::uintptr_t>(described.gradient) % 16 == 0;
+    described.aligned = reinterpret_cast<std::uintptr_t>(described.gradient) % 16 == 0;
   }
   return described;
 }
@@ -82,7 +86,7 @@ __device__ __forceinline__ described_chunk describe(const statistics_table_view&
 struct staged_chunks {
   described_chunk chunk[most_chunks_per_statistics_block];
   std::uint32_t count;
-  bool alike;  ///< all are whole and of one format
+  bool alike;  ///< all are of one format
 };
 
 __device__ __forceinline__ void stage_chunks(const statistics_table_view& table,
@@ -98,8 +102,7 @@ __device__ __forceinline__ void stage_chunks(const statistics_table_view& table,
       staged.chunk[threadIdx.x] = mine;
       // Every thread of the mask takes part in the shuffle, whatever its chunk.
       const auto format = static_cast<int>(mine.format);
-      const int first_format = __shfl_sync((1u << count) - 1u, format, 0);
-      alike = mine.whole && format == first_format;
+      alike = format == __shfl_sync((1u << count) - 1u, format, 0);
     }
     alike = __all_sync(0xffffffffu, alike);
     if (threadIdx.x == 0) {
@@ -112,86 +115,78 @@ __device__ __forceinline__ void stage_chunks(const statistics_table_view& table,
 
 constexpr std::uint32_t chunks_in_flight = 4;
 
-template <storage_format Format, class Statistics>
-__device__ __forceinline__ void add_chunks(const staged_chunks& staged, Statistics& statistics) {
+/// Adds `count` chunks of one format; `chunk_of(i)` is number i.
+template <storage_format Format, class ChunkOf, class Statistics>
+__device__ __forceinline__ void add_chunks(ChunkOf&& chunk_of, std::uint32_t count,
+                                           Statistics& statistics) {
   constexpr int width = 16 / sizeof(typename math::format_traits<Format>::storage);
   constexpr int passes = chunk_elements / (threads * width);
   struct fetched_chunk {
     stored_bits<width> bits[passes];
   };
-  const auto fetch = [](const described_chunk& chunk) {
+  const auto offset_of = [](int pass) {
+    return (pass * threads + static_cast<int>(threadIdx.x)) * width;
+  };
+  // Elements that do not exist read as zeros, which neither sums nor magnitudes notice.
+  const auto fetch = [&](const described_chunk& chunk) {
     const plain_operand<Format> operand{chunk.gradient};
     fetched_chunk fetched;
 #pragma unroll
     for (int pass = 0; pass < passes; ++pass) {
-      const int offset = (pass * threads + static_cast<int>(threadIdx.x)) * width;
-      fetched.bits[pass] = operand.template fetch<width>(vector_access{chunk.begin + offset});
+      const int exist = static_cast<int>(chunk.count) - offset_of(pass);
+      const std::uint64_t at = chunk.begin + offset_of(pass);
+      fetched.bits[pass] = chunk.aligned && exist >= width
+                               ? operand.template fetch<width>(vector_access{at})
+                               : operand.template fetch<width>(element_access{at, 1, exist});
     }
     return fetched;
   };
+  const auto add = [&](const described_chunk& chunk, const fetched_chunk& fetched) {
+    statistics.add(plain_operand<Format>{nullptr}, fetched.bits);
+    if (chunk.count == chunk_elements) return;
+#pragma unroll
+    for (int pass = 0; pass < passes; ++pass) {
+      const int exist = static_cast<int>(chunk.count) - offset_of(pass);
+      statistics.count_no_zeros(exist <= 0 ? width : exist < width ? width - exist : 0);
+    }
+  };
   // Several chunks are on their way together: what is in flight decides the bandwidth.
-  for (std::uint32_t first = 0; first < staged.count; first += chunks_in_flight) {
+  for (std::uint32_t first = 0; first < count; first += chunks_in_flight) {
     fetched_chunk fetched[chunks_in_flight];
 #pragma unroll
     for (std::uint32_t i = 0; i < chunks_in_flight; ++i) {
-      if (first + i < staged.count) fetched[i] = fetch(staged.chunk[first + i]);
+      if (first + i < count) fetched[i] = fetch(chunk_of(first + i));
     }
 #pragma unroll
     for (std::uint32_t i = 0; i < chunks_in_flight; ++i) {
-      if (first + i < staged.count) statistics.add(plain_operand<Format>{nullptr}, fetched[i].bits);
+      if (first + i < count) add(chunk_of(first + i), fetched[i]);
     }
   }
 }
 
-/// A chunk of any kind: tails, unaligned gradients, formats that change from chunk to chunk.
-template <storage_format Format, class Statistics>
-__device__ __forceinline__ void add_chunk(const described_chunk& chunk, Statistics& statistics) {
-  constexpr int width = 16 / sizeof(typename math::format_traits<Format>::storage);
-  constexpr int passes = chunk_elements / (threads * width);
-  const plain_operand<Format> operand{chunk.gradient};
-  stored_bits<width> bits[passes];
-#pragma unroll
-  for (int pass = 0; pass < passes; ++pass) {
-    const int offset = (pass * threads + static_cast<int>(threadIdx.x)) * width;
-    bits[pass] = chunk.whole
-                     ? operand.template fetch<width>(vector_access{chunk.begin + offset})
-                     : operand.template fetch<width>(element_access{
-                           chunk.begin + offset, 1, static_cast<int>(chunk.count) - offset});
-  }
-  // Elements that do not exist read as zeros, which neither sums nor magnitudes notice.
-  const std::uint32_t before = statistics.zeros;
-  statistics.add(operand, bits);
-  if (statistics.zeros != before && !chunk.whole) {
-#pragma unroll
-    for (int pass = 0; pass < passes; ++pass) {
-      const int offset = (pass * threads + static_cast<int>(threadIdx.x)) * width;
-      const int exist = static_cast<int>(chunk.count) - offset;
-      statistics.zeros -= static_cast<std::uint32_t>(exist <= 0      ? width
-                                                     : exist < width ? width - exist
-                                                                     : 0);
-    }
-  }
-}
-
-template <class Body>
-__device__ __forceinline__ void visit_format(storage_format format, Body&& body) {
-  table_format(format).visit<storage_format::f32, storage_format::f16, storage_format::bf16>(body);
+template <class ChunkOf, class Statistics>
+__device__ __forceinline__ void add_chunks(storage_format format, ChunkOf&& chunk_of,
+                                           std::uint32_t count, Statistics& statistics) {
+  table_format(format).visit<storage_format::f32, storage_format::f16, storage_format::bf16>(
+      [&](auto known) { add_chunks<known.value>(chunk_of, count, statistics); });
 }
 
 template <class Statistics>
-__device__ __forceinline__ void add_any_chunk(const described_chunk& chunk,
-                                              Statistics& statistics) {
-  visit_format(chunk.format, [&](auto format) { add_chunk<format.value>(chunk, statistics); });
+__device__ __forceinline__ void add_chunk(const described_chunk& chunk, Statistics& statistics) {
+  add_chunks(
+      chunk.format, [&](std::uint32_t) { return chunk; }, 1, statistics);
 }
 
 template <class Statistics>
 __device__ __forceinline__ void add_staged(const staged_chunks& staged, Statistics& statistics) {
   if (staged.alike) {
-    visit_format(staged.chunk[0].format,
-                 [&](auto format) { add_chunks<format.value>(staged, statistics); });
+    add_chunks(
+        staged.chunk[0].format,
+        [&](std::uint32_t i) -> const described_chunk& { return staged.chunk[i]; }, staged.count,
+        statistics);
     return;
   }
-  for (std::uint32_t c = 0; c < staged.count; ++c) add_any_chunk(staged.chunk[c], statistics);
+  for (std::uint32_t c = 0; c < staged.count; ++c) add_chunk(staged.chunk[c], statistics);
 }
 
 /// What two parts of the gradients amount to.
@@ -242,14 +237,15 @@ __device__ __forceinline__ void measure(const statistics_table_view& table, std:
   const std::uint32_t tag = message_tag(block);
   thread_statistics<Norm, CountZeros> found;
   if (chunks_per_statistics_block(table.chunk_count) != 1) {
+    let_successors_start();
     stage_chunks(table, number, staged);
     add_staged(staged, found);
-  } else if (table.chunk_count != 0) {
-    add_any_chunk(describe(table, number), found);
+  } else {
+    if (table.chunk_count != 0) add_chunk(describe(table, number), found);
+    // Not earlier: of a short list all gradients are under way together, and the operands of the
+    // update, four times as many bytes, would hold them up.
+    let_successors_start();
   }
-  // Not earlier: the operands of the update, four times as many bytes, would hold up the gradients
-  // that everybody waits for.
-  let_successors_start();
   message_payload mine;
   mine.total =
       Norm == norm_kind::l2 ? found.sum : static_cast<double>(__uint_as_float(found.largest));

@@ -327,6 +327,12 @@ TEST_F(Disassembly, EveryKernelOfTheStepStartsItsSuccessorsAndWaitsForItsPredece
   }
 }
 
+TEST_F(Disassembly, NoKernelOfTheStepUsesLocalMemory) {
+  for (const auto& [name, code] : disassemble(STEPGRAPH_KERNELS_FILE)) {
+    EXPECT_EQ(count(code, R"((LDL|STL)\b.*)"), 0) << name;
+  }
+}
+
 /// Whether one way through the kernel loads by 16 bytes, lets the successors start and loads
 /// nothing after that.
 bool starts_successors_after_loads(const kernel_code& kernel) {
