@@ -107,30 +107,43 @@ class GpuStatistics : public test::launcher_test {
     }
   }
 
-  /// Blocks of several whole, aligned chunks take a path of their own.
-  void expect_same_for_whole_chunks(std::span<const std::uint32_t> lengths) {
+  /// Blocks read several chunks of one format side by side: whole ones, or also parts of chunks
+  /// that begin at an address of 16 bytes or elsewhere.
+  void expect_same_for_one_format(std::span<const std::uint32_t> lengths, bool whole) {
     constexpr std::uint64_t pool = 8 * chunk_elements;
     const std::uint32_t longest = *std::max_element(lengths.begin(), lengths.end());
     for (const storage_format format :
          {storage_format::f32, storage_format::f16, storage_format::bf16}) {
       test::integer_generator random(49);
-      const operand_bytes gradient = test::random_gradient(format, pool, random);
-      const device_buffer<std::byte> on_device(gradient);
-      tensor_descriptor tensor;
-      tensor.numel = pool;
-      tensor.signature.gradient = format;
+      operand_bytes gradient = test::random_gradient(format, pool, random);
+      const std::size_t element = gradient.size() / pool;
+      std::fill_n(gradient.begin(), 5 * element, std::byte{0});
+      const device_buffer<std::byte> there(gradient);
+      const auto tensors_in = [&](std::byte* memory) {
+        std::vector<tensor_descriptor> tensors;
+        const std::pair<std::uint64_t, std::size_t> parts[] = {
+            {pool, 0}, {1024, 0}, {1027, 8}, {3000, 1}};
+        for (const auto& [numel, first] : parts) {
+          tensor_descriptor tensor;
+          tensor.numel = numel;
+          tensor.signature.gradient = format;
+          tensor.gradient = memory + first * element;
+          tensors.push_back(tensor);
+        }
+        return tensors;
+      };
       std::vector<chunk_descriptor> chunks;
-      for (std::uint32_t i = 0; i < longest; ++i) chunks.push_back({0, i * 5 % 8});
-      std::vector<tensor_descriptor> host_tensor = {tensor};
-      operand_bytes aligned(gradient);
-      host_tensor[0].gradient = aligned.data();
-      tensor.gradient = on_device.data();
-      const device_buffer<tensor_descriptor> device_tensor(std::vector{tensor});
+      for (std::uint32_t i = 0; i < longest; ++i) {
+        const std::uint32_t tensor = whole ? 0 : i % 7 % 4;
+        chunks.push_back({tensor, tensor == 0 ? i * 5 % 8 : tensor == 3 ? i % 2 : 0});
+      }
+      const std::vector<tensor_descriptor> here = tensors_in(gradient.data());
+      const device_buffer<tensor_descriptor> tensors(tensors_in(there.data()));
       const device_buffer<chunk_descriptor> device_chunks(chunks);
       for (const std::uint64_t count : lengths) {
         for (const norm_kind norm : {norm_kind::l2, norm_kind::infinity}) {
-          expect_same_statistics({host_tensor.data(), chunks.data(), count},
-                                 {device_tensor.data(), device_chunks.data(), count}, {norm, true});
+          expect_same_statistics({here.data(), chunks.data(), count},
+                                 {tensors.data(), device_chunks.data(), count}, {norm, true});
         }
       }
     }
@@ -186,10 +199,13 @@ TEST_F(GpuLargeStatistics, LongerListsHaveTheBitsOfTheHostLoop) {
 }
 
 TEST_F(GpuStatistics, LongListsOfWholeChunksHaveTheBitsOfTheHostLoop) {
-  expect_same_for_whole_chunks(std::array{5000u, 20'001u});
+  expect_same_for_one_format(std::array{5000u, 20'001u}, true);
+}
+TEST_F(GpuStatistics, LongListsOfPartsOfChunksHaveTheBitsOfTheHostLoop) {
+  expect_same_for_one_format(std::array{3001u, 20'001u}, false);
 }
 TEST_F(GpuLargeStatistics, LongerListsOfWholeChunksHaveTheBitsOfTheHostLoop) {
-  expect_same_for_whole_chunks(std::array{262'901u});
+  expect_same_for_one_format(std::array{262'901u}, true);
 }
 
 TEST_F(GpuStatistics, OneElementThatIsNotFiniteIsFoundAnywhere) {
