@@ -152,13 +152,14 @@ def print_table(benchmarks):
 
 
 def this_commit():
-    found = subprocess.run(
-        # As write_commit.cmake asks.
-        ["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-        capture_output=True,
-        text=True,
-    )
-    return found.stdout.strip() or "unknown"
+    """As write_commit.cmake says it: changed results, which are no sources, do not make it -dirty."""
+
+    def git(*arguments):
+        return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True)
+
+    commit = git("rev-parse", "--short=12", "HEAD").stdout.strip()
+    changed = git("diff", "--quiet", "HEAD", "--", ".", ":!README.md", ":!perf/results").returncode
+    return commit + ("-dirty" if changed else "") if commit else "unknown"
 
 
 def main():
