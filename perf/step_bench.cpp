@@ -50,8 +50,8 @@ void step(benchmark::State& state, const perf::tensor_list& list, const step_par
   const auto launch = [&] { executor.launch(stream.get()); };
   for (int i = 0; i < perf::warmup_runs; ++i) launch();
   // A step that zeroes its gradients finds zeros the next time, which cost less power to move. So
-  // long steps run one at a time on restored gradients; short ones, which are bound by latency, run
-  // back to back.
+  // long steps, which power slows down, run one at a time on restored gradients; short ones, of
+  // which events around one would measure themselves, run back to back.
   const bool is_long = timer.seconds(launch) > 200e-6;
   const int runs = is_long ? 1 : perf::runs_worth_measuring(timer.seconds(launch), 200);
   const auto time = [&](auto&& enqueue) {

@@ -32,24 +32,33 @@ record_ring::record_ring(const step_plan& plan, std::shared_ptr<void> memory,
       next_(launches + 1),
       values_(words_of_record(group_count_)) {
   // As if of the launch before the first, which is nowhere awaited.
-  std::uninitialized_fill_n(ring_.words, words_of_ring(plan),
-                            tagged_word(tag_of_launch(launches), 0));
+  const std::uint32_t tag = tag_of_launch(launches);
+  std::uninitialized_fill_n(ring_.words, words_of_ring(plan), tagged_word(tag, 0));
+  for (std::uint64_t place = 1; place <= ring_.capacity; ++place) {
+    record_of(ring_, group_count_, place)[launch_word] =
+        tagged_word(tag, static_cast<std::uint32_t>(launches >> 32));
+  }
 }
 
 std::uint64_t record_ring::copy_next() {
   std::uint64_t* const record = record_of(ring_, group_count_, next_);
+  const auto load = [&](std::size_t i) {
+    return std::atomic_ref<std::uint64_t>(record[i]).load(std::memory_order_acquire);
+  };
+  // The other words are of this launch or of one that is only a few turns of the ring away.
+  const std::uint64_t known = load(launch_word);
+  const std::uint64_t launch = std::uint64_t{value_of(known)} << 32 | tag_of(known);
   bool complete = true;
-  std::int32_t newest = 0;
+  std::uint64_t newest = launch;
   for (std::size_t i = 0; i < values_.size(); ++i) {
-    const std::uint64_t word =
-        std::atomic_ref<std::uint64_t>(record[i]).load(std::memory_order_relaxed);
+    const std::uint64_t word = load(i);
     values_[i] = value_of(word);
-    const auto ahead = static_cast<std::int32_t>(tag_of(word) - tag_of_launch(next_));
-    complete = complete && ahead == 0;
-    newest = std::max(newest, ahead);
+    const auto ahead = static_cast<std::int32_t>(tag_of(word) - tag_of_launch(launch));
+    const std::uint64_t of_word = launch + static_cast<std::uint64_t>(std::int64_t{ahead});
+    complete = complete && of_word == next_;
+    newest = std::max(newest, of_word);
   }
-  if (newest > 0) return next_ + static_cast<std::uint64_t>(newest);
-  return complete ? next_ : 0;
+  return complete || newest > next_ ? newest : 0;
 }
 
 step_record record_ring::copied() const {

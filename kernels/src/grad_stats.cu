@@ -18,28 +18,41 @@ __device__ __forceinline__ double joined(double a, double b) {
   return Norm == norm_kind::l2 ? a + b : math::larger_total(a, b);
 }
 
+/// What the gradients of a block, or of all blocks, amount to.
+struct block_statistics {
+  double total = 0.0;
+  std::uint64_t zeros = 0;  ///< less than 2^48
+};
+
 /// Adds over the block: within warps by halving distances, then over the warps likewise. Valid in
 /// every thread. A second call needs a barrier between.
-template <norm_kind Norm>
-__device__ message_payload reduce_over_block(message_payload mine) {
+template <norm_kind Norm, bool CountZeros>
+__device__ block_statistics reduce_over_block(block_statistics mine) {
+  constexpr std::uint32_t everyone = 0xffffffffu;
   __shared__ double warp_totals[warps];
-  __shared__ std::uint32_t warp_zeros[warps];
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
-    mine.total = joined<Norm>(mine.total, __shfl_down_sync(0xffffffffu, mine.total, distance));
+    mine.total = joined<Norm>(mine.total, __shfl_down_sync(everyone, mine.total, distance));
   }
-  mine.zeros = __reduce_add_sync(0xffffffffu, mine.zeros);
-  if (threadIdx.x % 32 == 0) {
-    warp_totals[threadIdx.x / 32] = mine.total;
-    warp_zeros[threadIdx.x / 32] = mine.zeros;
+  if (threadIdx.x % 32 == 0) warp_totals[threadIdx.x / 32] = mine.total;
+  __shared__ std::uint64_t warp_zeros[warps];
+  if constexpr (CountZeros) {
+    // In two parts, whose sums fit.
+    const std::uint32_t low =
+        __reduce_add_sync(everyone, static_cast<std::uint32_t>(mine.zeros & 0xffffu));
+    const std::uint32_t high =
+        __reduce_add_sync(everyone, static_cast<std::uint32_t>(mine.zeros >> 16));
+    if (threadIdx.x % 32 == 0) {
+      warp_zeros[threadIdx.x / 32] = (static_cast<std::uint64_t>(high) << 16) + low;
+    }
   }
   __syncthreads();
   double totals[warps];
-  message_payload result;
+  block_statistics result;
 #pragma unroll
   for (int warp = 0; warp < warps; ++warp) {
     totals[warp] = warp_totals[warp];
-    result.zeros += warp_zeros[warp];
+    if constexpr (CountZeros) result.zeros += warp_zeros[warp];
   }
 #pragma unroll
   for (int distance = warps / 2; distance > 0; distance /= 2) {
@@ -69,12 +82,13 @@ __device__ __forceinline__ void measure(const statistics_table_view& table, std:
     // update, four times as many bytes, would hold them up.
     let_successors_start();
   }
-  message_payload mine;
-  mine.total =
+  const double total =
       Norm == norm_kind::l2 ? found.sum : static_cast<double>(__uint_as_float(found.largest));
-  mine.zeros = found.zeros;
-  const message_payload whole = reduce_over_block<Norm>(mine);
-  if (threadIdx.x == 0) send<CountZeros>(messages + number, tag, whole);
+  const block_statistics whole = reduce_over_block<Norm, CountZeros>({total, found.zeros});
+  if (threadIdx.x == 0) {
+    send<CountZeros>(messages + number, tag,
+                     {whole.total, static_cast<std::uint32_t>(whole.zeros)});
+  }
 }
 
 /// Waits for what the other blocks found and adds it up, valid in every thread. The totals of the
@@ -89,14 +103,14 @@ __device__ __forceinline__ gradient_statistics gather(const statistics_table_vie
   for (std::uint32_t group = 0; group < table.norm_group_count; ++group) {
     const std::uint32_t end = table.norm_group_count == 1 ? statistics_blocks(table.chunk_count)
                                                           : table.norm_group_ends[group];
-    message_payload mine;
+    block_statistics mine;
     for (std::uint32_t i = begin + threadIdx.x; i < end; i += threads) {
       const message_payload partial = receive<CountZeros>(messages + i, tag);
       mine.total = joined<Norm>(mine.total, partial.total);
       mine.zeros += partial.zeros;
     }
     if (group != 0) __syncthreads();
-    const message_payload whole = reduce_over_block<Norm>(mine);
+    const block_statistics whole = reduce_over_block<Norm, CountZeros>(mine);
     if (threadIdx.x == 0) totals[group] = whole.total;
     all.total = joined<Norm>(all.total, whole.total);
     all.zeros += whole.zeros;

@@ -156,20 +156,32 @@ int loads_among_stores(const kernel_code& kernel) {
   return found;
 }
 
-/// Times that the terms of a group are read together: by two whole accesses after the wait for the
-/// predecessors and before any branch, which would put a round trip between them.
-int reads_of_terms_together(const kernel_code& kernel) {
-  int found = 0;
-  int wide_loads = 0;
+/// Reads of 16 bytes after a wait for the predecessors: the terms of a group, and in some kernels
+/// the scalars.
+struct reads_of_terms {
+  int together = 0;  ///< waits that are followed by two and more of them before any branch
+  int later = 0;     ///< of them, those that a branch or a predicate puts behind another round trip
+};
+
+reads_of_terms reads_after_waits(const kernel_code& kernel) {
+  reads_of_terms found;
   bool waited = false;
+  bool branched = false;
+  int reads = 0;
   for (const instruction& each : kernel.instructions) {
     if (each.opcode == "ACQBULK") {
       waited = true;
-      wide_loads = 0;
+      branched = false;
+      reads = 0;
     } else if (each.opcode == "BRA" || each.opcode == "EXIT") {
-      waited = false;
+      branched = true;
+      if (!each.conditional) waited = false;
     } else if (waited && is_load(each) && each.opcode.find(".128") != std::string::npos) {
-      if (++wide_loads == 2) ++found;
+      if (branched || each.conditional) {
+        ++found.later;
+      } else if (++reads == 2) {
+        ++found.together;
+      }
     }
   }
   return found;
@@ -205,8 +217,10 @@ std::vector<std::string> complaints(const kernel_code& kernel, const update_sign
     found.push_back("loads among the stores: " + std::to_string(times));
   }
   // For whole accesses and for single elements.
-  if (const int times = reads_of_terms_together(kernel); times < 2) {
-    found.push_back("terms are read one after the other: " + std::to_string(2 - times) + " times");
+  const reads_of_terms reads = reads_after_waits(kernel);
+  if (reads.together < 2 || reads.later != 0) {
+    found.push_back("terms are read one after the other: " + std::to_string(reads.together) +
+                    " times together, " + std::to_string(reads.later) + " times later");
   }
   if (kernel.registers > 80) {
     found.push_back("registers: " + std::to_string(kernel.registers) + ", at most 80");
@@ -368,6 +382,7 @@ TEST_F(Disassembly, KernelsWithoutDependentLaunchAreFound) {
   const auto kernels = disassemble(STEPGRAPH_BAD_KERNELS_FILE);
   ASSERT_THAT(kernels, Not(IsEmpty()));
   for (const auto& [name, code] : kernels) {
+    if (name.find("_terms(") != std::string::npos) continue;
     EXPECT_THAT(dependent_launch_complaints(code),
                 AllOf(Contains(HasSubstr("successors")), Contains(HasSubstr("predecessors"))))
         << name;
@@ -381,7 +396,8 @@ TEST_F(Disassembly, ChecksRejectKernelsThatDoOneThingWrong) {
       {"update_with_double_power", "not loaded by 16 bytes"},
       {"update_with_double_power", "not stored by 16 bytes"},
       {"update_with_local_array", "local memory"},
-      {"update_with_local_array", "terms are read one after the other"},
+      {"update_with_late_terms", "terms are read one after the other: 1 times together, 1 times"},
+      {"update_with_predicated_terms", "terms are read one after the other: 0 times together, 1"},
       {"update_with_terms_read_again", "loads among the stores"},
       {"update_in_a_loop", "loads among the stores"},
   };

@@ -29,9 +29,8 @@ math::adam_terms terms_of(const reference_options& options) {
                 (options.maximize ? group_maximize : 0u);
   group_progress progress;
   progress.step = options.step - 1;
-  step_scalars scalars;
-  scalars.gradient_scale = static_cast<float>(options.gradient_factor);
-  return math::finish_group(test::prepared(group, progress), scalars.gradient_scale);
+  return math::finish_group(test::prepared(group, progress),
+                            static_cast<float>(options.gradient_factor));
 }
 
 /// One update of an element; without AMSGrad its largest second moment stays as it is.

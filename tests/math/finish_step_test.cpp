@@ -180,10 +180,7 @@ TEST(FinishedStep, ScaleOfThisStepIsKeptBesideThatOfTheNext) {
 TEST(FinishGroup, DirectionAndScaleMeetInTheGradientScale) {
   group_settings group;
   group.flags |= group_maximize;
-  step_scalars scalars;
-  scalars.gradient_scale = 0.3f;
-  EXPECT_EQ(math::finish_group(test::prepared(group, {}), scalars.gradient_scale).gradient_scale,
-            -0.3f);
+  EXPECT_EQ(math::finish_group(test::prepared(group, {}), 0.3f).gradient_scale, -0.3f);
 }
 
 }  // namespace

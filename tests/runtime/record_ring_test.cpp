@@ -195,6 +195,26 @@ TEST(RecordRing, RecordIsThereOnceEachOfItsWordsIs) {
   }
 }
 
+// Nobody has read for so long that the tags have come round.
+TEST(RecordRing, ReaderMayLagByAnyNumberOfLaunches) {
+  for (const std::uint64_t lag :
+       {0x7ffffff0ull, 0x80000010ull, 0xfffffff0ull, 0x100000002ull, 0x700000001ull}) {
+    ring_by_hand hand(0);
+    for (const std::uint64_t launch : {lag, lag + 1, lag + 2}) {
+      hand.write_all_but(launch, hand.record_words());
+    }
+    const record_batch batch = hand.ring().read();
+    EXPECT_EQ(batch.overwritten, lag - 1);
+    ASSERT_EQ(batch.records.size(), 3u) << lag;
+    EXPECT_EQ(batch.records[0].launch, lag);
+    // Beside one that is being written.
+    hand.write(lag + 3, 5);
+    EXPECT_TRUE(hand.ring().read().records.empty());
+    hand.write_all_but(lag + 3, 5);
+    EXPECT_EQ(hand.ring().read().records.size(), 1u);
+  }
+}
+
 TEST(RecordRing, RecordThatIsBeingOverwrittenIsLostAndNoOther) {
   for (std::uint32_t first = 0; first < ring_by_hand(0).record_words(); ++first) {
     ring_by_hand hand(0);

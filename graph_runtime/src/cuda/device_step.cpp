@@ -154,7 +154,7 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   const auto steps_left = layout.reserve<std::uint32_t>(1);
   memory_ = allocate_device(layout.size());
 
-  // The upload's source: zero where nothing is written, as arrival counters and messages must be.
+  // The upload's source: zero where nothing is written, as arrival counters must be.
   std::vector<std::byte> staged(uploaded);
   const auto stage = [&]<class Element>(arena_place<Element> place,
                                         const std::vector<Element>& source) {
@@ -173,6 +173,8 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   stage(chunks, tables.chunks);
   stage(statistics_chunks, tables.statistics_chunks);
   stage(norm_group_ends, tables.norm_group_ends);
+  const std::uint64_t earlier = tagged_word(tag_of_launch(image.scalars.launches), 0);
+  stage(messages_at, std::vector(messages, block_message{{earlier, earlier, earlier, earlier}}));
   // From pageable memory: returns when the source has been read.
   STEPGRAPH_CUDA_CHECK(
       cudaMemcpyAsync(memory_.get(), staged.data(), uploaded, cudaMemcpyHostToDevice, stream));

@@ -14,8 +14,9 @@ void write_words(const void* bytes, std::uint32_t count, std::uint32_t tag, std:
   for (std::uint32_t i = 0; i < count; ++i) {
     std::uint32_t value;
     std::memcpy(&value, static_cast<const std::byte*>(bytes) + i * sizeof value, sizeof value);
+    // Who has the record sees what came before it, too.
     std::atomic_ref<std::uint64_t>(words[i]).store(tagged_word(tag, value),
-                                                   std::memory_order_relaxed);
+                                                   std::memory_order_release);
   }
 }
 

@@ -18,9 +18,8 @@ namespace stepgraph::cuda {
 /// predecessor that is a kernel of the same step.
 enum class launch_order { full, programmatic };
 
-/// What one block of a launch tells another: three words and, with each of them, the number of the
-/// launch it belongs to, so that a reader needs neither counters nor fences. Zero before the first
-/// launch.
+/// What one block of a launch tells another, as tagged words: up to three, so that a reader needs
+/// neither counters nor fences. Before the first launch their tag is that of an earlier one.
 struct alignas(32) block_message {
   std::uint64_t words[4] = {};
 };

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "stepgraph/kernels/tagged_word.hpp"
@@ -20,6 +21,11 @@ inline constexpr std::uint32_t scalar_words = sizeof(step_scalars) / sizeof(std:
 inline constexpr std::uint32_t progress_words = sizeof(group_progress) / sizeof(std::uint32_t);
 static_assert(scalar_words * sizeof(std::uint32_t) == sizeof(step_scalars));
 static_assert(progress_words * sizeof(std::uint32_t) == sizeof(group_progress));
+
+/// The word with the upper half of `launches`: its tag is the lower half, so it alone says of which
+/// launch it is.
+inline constexpr std::uint32_t launch_word =
+    offsetof(step_scalars, launches) / sizeof(std::uint32_t) + 1;
 
 STEPGRAPH_HOST_DEVICE constexpr std::uint32_t words_of_record(std::uint32_t groups) {
   return scalar_words + groups * progress_words;

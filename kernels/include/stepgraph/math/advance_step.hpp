@@ -9,9 +9,9 @@
 /// The arithmetic of the `advance_step` node: the one writer of the step scalars.
 ///
 /// It comes in two halves. `prepare_*` is what does not depend on the gradients: loss scale,
-/// schedules and bias corrections of the step to come, as if it were applied. `finish_*` decides
-/// whether it is, and with which clip coefficient. On a device the first half runs while the
-/// gradients are still being read.
+/// schedules and bias corrections of the step to come, as if it were applied. `decide_step` says
+/// whether it is, and with which clip coefficient, and `finish_*` carries that out. On a device the
+/// first half runs while the gradients are still being read.
 namespace stepgraph::math {
 
 /// Applies one setting of a group.
