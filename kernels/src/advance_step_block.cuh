@@ -124,7 +124,7 @@ __device__ __forceinline__ void prepare_groups_for_block_0(const step_block_view
                                                            const settings_batch& settings,
                                                            block_message* messages,
                                                            advance_memory& memory) {
-  const std::uint32_t tag = message_tag(block);
+  const std::uint32_t tag = message_tag(*block.scalars);
   prepare_step_in_block(block, settings, blockIdx.x, memory);
   __syncthreads();
   if (threadIdx.x != 0) return;
@@ -142,7 +142,7 @@ __device__ __forceinline__ void finish_step_in_block(
     block_message* messages, advance_memory& memory) {
   const std::uint32_t preparing = prepare_blocks(block.group_count);
   if (preparing > 1) {
-    const std::uint32_t tag = tag_of_launch(memory.scalars().launches + 1);
+    const std::uint32_t tag = message_tag(memory.scalars());
     for (std::uint32_t i = threadIdx.x; i < preparing - 1; i += blockDim.x) {
       receive<false>(messages + i, tag);
     }
@@ -164,6 +164,7 @@ __device__ __forceinline__ void finish_step_in_block(
   if (from_end == 0) {
     step_scalars scalars = memory.scalars();
     if (settings.serial != 0) scalars.settings_serial = settings.serial;
+    // From memory: what this one thread needs would take registers from all of them.
     math::finish_step(memory.settings(), inputs.step, statistics, decision, scalars);
     *block.scalars = scalars;
   }

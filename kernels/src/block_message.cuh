@@ -9,12 +9,13 @@ namespace stepgraph::cuda {
 
 struct message_payload {
   double total = 0.0;
-  std::uint32_t zeros = 0;
+  std::uint64_t zeros = 0;  ///< of one block, if it is sent: it travels as 32 bits
 };
 
-/// The tag of the launch that is running: nobody moves the counter before all messages are read.
-__device__ __forceinline__ std::uint32_t message_tag(const step_block_view& block) {
-  return tag_of_launch(block.scalars->launches + 1);
+/// The tag of the launch that is running, whose scalars are still those of the launch before:
+/// nobody moves the counter before all messages are read.
+__device__ __forceinline__ std::uint32_t message_tag(const step_scalars& scalars) {
+  return tag_of_launch(scalars.launches + 1);
 }
 
 /// Without its zeros a message is one access.
@@ -29,7 +30,7 @@ __device__ __forceinline__ void send(block_message* message, std::uint32_t tag,
                : "memory");
   if constexpr (WithZeros) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(message->words + 2),
-                 "l"(tagged_word(tag, payload.zeros))
+                 "l"(tagged_word(tag, static_cast<std::uint32_t>(payload.zeros)))
                  : "memory");
   }
 }

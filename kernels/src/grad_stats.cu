@@ -12,32 +12,21 @@ constexpr int threads = statistics_threads;
 constexpr int warps = threads / 32;
 static_assert(threads == prepare_threads);
 
-/// What two parts of the gradients amount to.
-template <norm_kind Norm>
-__device__ __forceinline__ double joined(double a, double b) {
-  return Norm == norm_kind::l2 ? a + b : math::larger_total(a, b);
-}
-
-/// What the gradients of a block, or of all blocks, amount to.
-struct block_statistics {
-  double total = 0.0;
-  std::uint64_t zeros = 0;  ///< less than 2^48
-};
-
 /// Adds over the block: within warps by halving distances, then over the warps likewise. Valid in
 /// every thread. A second call needs a barrier between.
 template <norm_kind Norm, bool CountZeros>
-__device__ block_statistics reduce_over_block(block_statistics mine) {
+__device__ message_payload reduce_over_block(message_payload mine) {
   constexpr std::uint32_t everyone = 0xffffffffu;
   __shared__ double warp_totals[warps];
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
-    mine.total = joined<Norm>(mine.total, __shfl_down_sync(everyone, mine.total, distance));
+    mine.total =
+        math::joined_total(Norm, mine.total, __shfl_down_sync(everyone, mine.total, distance));
   }
   if (threadIdx.x % 32 == 0) warp_totals[threadIdx.x / 32] = mine.total;
   __shared__ std::uint64_t warp_zeros[warps];
   if constexpr (CountZeros) {
-    // In two parts, whose sums fit.
+    // In two parts, whose sums fit below 2^48.
     const std::uint32_t low =
         __reduce_add_sync(everyone, static_cast<std::uint32_t>(mine.zeros & 0xffffu));
     const std::uint32_t high =
@@ -48,7 +37,7 @@ __device__ block_statistics reduce_over_block(block_statistics mine) {
   }
   __syncthreads();
   double totals[warps];
-  block_statistics result;
+  message_payload result;
 #pragma unroll
   for (int warp = 0; warp < warps; ++warp) {
     totals[warp] = warp_totals[warp];
@@ -58,7 +47,7 @@ __device__ block_statistics reduce_over_block(block_statistics mine) {
   for (int distance = warps / 2; distance > 0; distance /= 2) {
 #pragma unroll
     for (int warp = 0; warp < distance; ++warp) {
-      totals[warp] = joined<Norm>(totals[warp], totals[warp + distance]);
+      totals[warp] = math::joined_total(Norm, totals[warp], totals[warp + distance]);
     }
   }
   result.total = totals[0];
@@ -70,7 +59,7 @@ template <norm_kind Norm, bool CountZeros>
 __device__ __forceinline__ void measure(const statistics_table_view& table, std::uint32_t number,
                                         const step_block_view& block, block_message* messages) {
   __shared__ staged_chunks staged;
-  const std::uint32_t tag = message_tag(block);
+  const std::uint32_t tag = message_tag(*block.scalars);
   thread_statistics<Norm, CountZeros> found;
   if (chunks_per_statistics_block(table.chunk_count) != 1) {
     let_successors_start();
@@ -84,11 +73,8 @@ __device__ __forceinline__ void measure(const statistics_table_view& table, std:
   }
   const double total =
       Norm == norm_kind::l2 ? found.sum : static_cast<double>(__uint_as_float(found.largest));
-  const block_statistics whole = reduce_over_block<Norm, CountZeros>({total, found.zeros});
-  if (threadIdx.x == 0) {
-    send<CountZeros>(messages + number, tag,
-                     {whole.total, static_cast<std::uint32_t>(whole.zeros)});
-  }
+  const message_payload whole = reduce_over_block<Norm, CountZeros>({total, found.zeros});
+  if (threadIdx.x == 0) send<CountZeros>(messages + number, tag, whole);
 }
 
 /// Waits for what the other blocks found and adds it up, valid in every thread. The totals of the
@@ -103,16 +89,16 @@ __device__ __forceinline__ gradient_statistics gather(const statistics_table_vie
   for (std::uint32_t group = 0; group < table.norm_group_count; ++group) {
     const std::uint32_t end = table.norm_group_count == 1 ? statistics_blocks(table.chunk_count)
                                                           : table.norm_group_ends[group];
-    block_statistics mine;
+    message_payload mine;
     for (std::uint32_t i = begin + threadIdx.x; i < end; i += threads) {
       const message_payload partial = receive<CountZeros>(messages + i, tag);
-      mine.total = joined<Norm>(mine.total, partial.total);
+      mine.total = math::joined_total(Norm, mine.total, partial.total);
       mine.zeros += partial.zeros;
     }
     if (group != 0) __syncthreads();
-    const block_statistics whole = reduce_over_block<Norm, CountZeros>(mine);
+    const message_payload whole = reduce_over_block<Norm, CountZeros>(mine);
     if (threadIdx.x == 0) totals[group] = whole.total;
-    all.total = joined<Norm>(all.total, whole.total);
+    all.total = math::joined_total(Norm, all.total, whole.total);
     all.zeros += whole.zeros;
     begin = end;
   }
@@ -139,7 +125,7 @@ __global__ void __launch_bounds__(threads, 4)
     return;
   }
   const advance_inputs inputs = prepare_step_in_block(block, settings, 0, memory);
-  const std::uint32_t tag = tag_of_launch(memory.scalars().launches + 1);
+  const std::uint32_t tag = message_tag(memory.scalars());
   __shared__ double totals[max_norm_groups];
   const gradient_statistics statistics = gather<Norm, CountZeros>(table, found, tag, totals);
   if (table.norm_group_count > 1) __syncthreads();
@@ -160,7 +146,7 @@ __global__ void __launch_bounds__(threads, 4)
   }
   let_successors_start();
   const gradient_statistics all =
-      gather<Norm, CountZeros>(table, found, message_tag(block), totals);
+      gather<Norm, CountZeros>(table, found, message_tag(*block.scalars), totals);
   if (threadIdx.x == 0) totals[table.norm_group_count] = static_cast<double>(all.zeros);
 }
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "../../kernels/src/update_kernel.cuh"
 #include "stepgraph/math/adam.hpp"
 
 namespace stepgraph::test {
@@ -65,37 +66,25 @@ __global__ void update_in_a_loop(float4* parameter, float4* gradient, float4* ex
   }
 }
 
-/// 16 bytes, read where it stands.
-__device__ __forceinline__ float4 load_now(const float4* address) {
-  float4 value;
-  asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-               : "l"(address));
-  return value;
-}
-
-__device__ __forceinline__ void wait_and_start() {
-  asm volatile("griddepcontrol.launch_dependents;");
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
 /// After the wait, a skipped step ends before the last part of the terms is read.
-__global__ void update_with_late_terms(float4* parameter, const float4* terms) {
-  wait_and_start();
-  const float4 first = load_now(terms);
-  const float4 second = load_now(terms + 1);
+__global__ void update_with_late_terms(uint4* parameter, const uint4* terms) {
+  cuda::let_successors_start();
+  cuda::wait_for_predecessors();
+  const uint4 first = cuda::load_16_bytes_now(terms);
+  const uint4 second = cuda::load_16_bytes_now(terms + 1);
   parameter[0] = first;
   parameter[1] = second;
-  if (first.x == 0.0f) return;
-  parameter[2] = load_now(terms + 2);
+  if (first.x == 0) return;
+  parameter[2] = cuda::load_16_bytes_now(terms + 2);
 }
 
 /// After the wait, the second part of the terms is read under a predicate that the first decides.
-__global__ void update_with_predicated_terms(float4* parameter, const float4* terms) {
-  wait_and_start();
-  const float4 first = load_now(terms);
-  float4 second = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  if (first.x != 0.0f) second = load_now(terms + 1);
+__global__ void update_with_predicated_terms(uint4* parameter, const uint4* terms) {
+  cuda::let_successors_start();
+  cuda::wait_for_predecessors();
+  const uint4 first = cuda::load_16_bytes_now(terms);
+  uint4 second = make_uint4(0, 0, 0, 0);
+  if (first.x != 0) second = cuda::load_16_bytes_now(terms + 1);
   parameter[0] = first;
   parameter[1] = second;
 }

@@ -172,12 +172,17 @@ STEPGRAPH_HOST_DEVICE double norm_of_total(norm_kind kind, double total, double 
   return (kind == norm_kind::l2 ? square_root(total) : total) * inverse_scale;
 }
 
+/// The total of two parts of a gradient.
+STEPGRAPH_HOST_DEVICE double joined_total(norm_kind norm, double a, double b) {
+  return norm == norm_kind::l2 ? a + b : larger_total(a, b);
+}
+
 /// The total of the whole gradient from those of its norm groups, in their order.
 STEPGRAPH_HOST_DEVICE double combined_total(const double* totals, std::uint32_t norm_groups,
                                             norm_kind norm) {
   double total = 0.0;
   for (std::uint32_t i = 0; i < norm_groups; ++i) {
-    total = norm == norm_kind::l2 ? total + totals[i] : larger_total(total, totals[i]);
+    total = joined_total(norm, total, totals[i]);
   }
   return total;
 }
