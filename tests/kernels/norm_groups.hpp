@@ -96,7 +96,7 @@ struct long_list {
 };
 
 /// Lengths on both sides of every change of chunks_per_statistics_block.
-inline constexpr std::uint32_t list_lengths[] = {4095, 4096, 5001, 16383, 16384};
+inline constexpr std::uint32_t list_lengths[] = {512, 513, 5001, 16383, 16384};
 inline constexpr std::uint32_t larger_list_lengths[] = {70003, 262143, 262144, 270001};
 
 }  // namespace stepgraph::test

@@ -29,10 +29,11 @@ STEPGRAPH_HOST_DEVICE constexpr std::uint64_t chunk_count(std::uint64_t numel) {
 
 inline constexpr std::uint32_t most_chunks_per_statistics_block = 16;
 
-/// Consecutive chunks that one block of `grad_stats` adds up, so that few partial sums remain to
-/// be added up. Depends only on the list, never on the device.
+/// Consecutive chunks that one block of `grad_stats` adds up: one where all blocks read side by
+/// side anyhow, more where that leaves few sums to be added up. Depends only on the list, never on
+/// the device.
 STEPGRAPH_HOST_DEVICE constexpr std::uint32_t chunks_per_statistics_block(std::uint64_t chunks) {
-  return chunks < 4096     ? 1
+  return chunks <= 512     ? 1
          : chunks < 16384  ? 4
          : chunks < 262144 ? 8
                            : most_chunks_per_statistics_block;
