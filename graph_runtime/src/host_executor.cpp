@@ -125,10 +125,10 @@ void host_executor::launch() {
     const tensor_descriptor* const tensors = state_->tensors.data();
     switch (plan().nodes[i].kind) {
       case node_kind::grad_stats:
-        statistics = host::grad_stats(
-            tables().statistics_view(tensors, tables().statistics_data(),
-                                     tables().norm_group_ends.data(), nullptr),
-            detail::make_statistics_options(plan().options), state_->totals.data());
+        statistics = host::grad_stats(tables().statistics_view(tensors, tables().statistics_data(),
+                                                               tables().norm_group_ends.data()),
+                                      detail::make_statistics_options(plan().options),
+                                      state_->totals.data());
         state_->totals.back() = static_cast<double>(statistics.zeros);
         if (!plan().options.exchange_totals) {
           host::advance_step(block, batch, statistics, state_->totals.data());

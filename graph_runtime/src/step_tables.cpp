@@ -81,21 +81,11 @@ const chunk_descriptor* step_tables::statistics_data() const {
   return statistics_chunks.empty() ? chunks.data() : statistics_chunks.data();
 }
 
-std::vector<gradient_run> step_tables::gradient_runs() const {
-  if (norm_group_ends.empty()) return {};  // nothing is measured
-  return gradient_runs_of({statistics_data(), statistics_chunk_count()}, tensors.data());
-}
-
 statistics_table_view step_tables::statistics_view(const tensor_descriptor* tensors_at,
                                                    const chunk_descriptor* chunks_at,
-                                                   const std::uint32_t* norm_group_ends_at,
-                                                   const gradient_run* runs_at) const {
-  return {tensors_at,
-          chunks_at,
-          statistics_chunk_count(),
-          norm_group_ends_at,
-          static_cast<std::uint32_t>(norm_group_ends.size()),
-          runs_at};
+                                                   const std::uint32_t* norm_group_ends_at) const {
+  return {tensors_at, chunks_at, statistics_chunk_count(), norm_group_ends_at,
+          static_cast<std::uint32_t>(norm_group_ends.size())};
 }
 
 operand_slot slot_of(tensor_descriptor& descriptor, operand_kind operand) {

@@ -34,13 +34,10 @@ struct step_tables {
 
   /// Where those chunks are in host memory.
   const chunk_descriptor* statistics_data() const;
-  /// The gradients that the device's grad_stats finds directly, as they are bound now.
-  std::vector<gradient_run> gradient_runs() const;
   /// The tables as seen by grad_stats, at the addresses given.
   statistics_table_view statistics_view(const tensor_descriptor* tensors_at,
                                         const chunk_descriptor* chunks_at,
-                                        const std::uint32_t* norm_group_ends_at,
-                                        const gradient_run* runs_at) const;
+                                        const std::uint32_t* norm_group_ends_at) const;
 
   /// The tables as seen by an update, at the addresses given.
   tensor_table_view view_of_node(std::size_t node, const tensor_descriptor* tensors_at,

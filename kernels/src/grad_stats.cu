@@ -66,7 +66,7 @@ __device__ __forceinline__ void measure(const statistics_table_view& table, std:
     stage_chunks(table, number, staged);
     add_staged(staged, found);
   } else {
-    if (table.chunk_count != 0) add_chunk(load_run(table.runs + number), found);
+    if (table.chunk_count != 0) add_chunk(describe(table, number), found);
     // Not earlier: of a short list all gradients are under way together, and the operands of the
     // update, four times as many bytes, would hold them up.
     let_successors_start();

@@ -50,26 +50,38 @@ struct thread_statistics {
   }
 };
 
-/// One access, where the compiler would read the format first and the address after a branch on it.
-__device__ __forceinline__ gradient_run load_run(const gradient_run* run) {
-  const uint4 words = *in_global_memory(reinterpret_cast<const uint4*>(run));
-  gradient_run loaded;
-  static_assert(sizeof(loaded) == sizeof(words));
-  memcpy(&loaded, &words, sizeof(words));
-  return loaded;
+/// A chunk as every thread of the block needs it; empty for one that names no tensor.
+struct described_chunk {
+  void* gradient;
+  std::uint64_t begin;
+  std::uint32_t count;
+  storage_format format;
+  bool aligned;
+};
+
+__device__ __forceinline__ described_chunk describe(const statistics_table_view& table,
+                                                    std::uint64_t number) {
+  described_chunk described = {nullptr, 0, 0, storage_format::f32, true};
+  const chunk_descriptor chunk = table.chunks[number];
+  if (chunk.tensor != no_tensor) {
+    const tensor_descriptor& tensor = table.tensors[chunk.tensor];
+    described.gradient = tensor.gradient;
+    described.begin = static_cast<std::uint64_t>(chunk.index) * chunk_elements;
+    const std::uint64_t remaining = tensor.numel - described.begin;
+    described.count =
+        remaining < chunk_elements ? static_cast<std::uint32_t>(remaining) : chunk_elements;
+    described.format = tensor.signature.gradient;
+    described.aligned = reinterpret_cast<std::uintptr_t>(described.gradient) % 16 == 0;
+  }
+  return described;
 }
 
-/// The gradients of the chunks of one block, in shared memory: their descriptors are read once,
-/// side by side, and not one after the other between the gradients. Bytes, because shared memory
-/// takes no constructors.
+/// The chunks of one block, in shared memory: their descriptors are read once, side by side, and
+/// not one after the other between the gradients.
 struct staged_chunks {
-  alignas(16) unsigned char run_bytes[most_chunks_per_statistics_block][sizeof(gradient_run)];
+  described_chunk chunk[most_chunks_per_statistics_block];
   std::uint32_t count;
   bool alike;  ///< all are of one format
-
-  __device__ gradient_run& run(std::uint32_t i) {
-    return reinterpret_cast<gradient_run&>(run_bytes[i]);
-  }
 };
 
 __device__ __forceinline__ void stage_chunks(const statistics_table_view& table,
@@ -81,8 +93,8 @@ __device__ __forceinline__ void stage_chunks(const statistics_table_view& table,
   if (threadIdx.x < 32) {
     bool alike = true;
     if (threadIdx.x < count) {
-      const gradient_run mine = gradient_run_of(table.chunks[first + threadIdx.x], table.tensors);
-      staged.run(threadIdx.x) = mine;
+      const described_chunk mine = describe(table, first + threadIdx.x);
+      staged.chunk[threadIdx.x] = mine;
       // Every thread of the mask takes part in the shuffle, whatever its chunk.
       const auto format = static_cast<int>(mine.format);
       alike = format == __shfl_sync((1u << count) - 1u, format, 0);
@@ -98,9 +110,9 @@ __device__ __forceinline__ void stage_chunks(const statistics_table_view& table,
 
 constexpr std::uint32_t chunks_in_flight = 4;
 
-/// Adds `count` chunks of one format; `run_of(i)` is the gradient of number i.
-template <storage_format Format, class RunOf, class Statistics>
-__device__ __forceinline__ void add_chunks(RunOf&& run_of, std::uint32_t count,
+/// Adds `count` chunks of one format; `chunk_of(i)` is number i.
+template <storage_format Format, class ChunkOf, class Statistics>
+__device__ __forceinline__ void add_chunks(ChunkOf&& chunk_of, std::uint32_t count,
                                            Statistics& statistics) {
   constexpr int threads = statistics_threads;
   constexpr int width = 16 / sizeof(typename math::format_traits<Format>::storage);
@@ -112,38 +124,38 @@ __device__ __forceinline__ void add_chunks(RunOf&& run_of, std::uint32_t count,
     return (pass * threads + static_cast<int>(threadIdx.x)) * width;
   };
   // Elements from there to the end of the chunk; 0 and less: none.
-  const auto left_of = [&](const gradient_run& run, int pass) {
-    return static_cast<int>(run.count) - offset_of(pass);
+  const auto left_of = [&](const described_chunk& chunk, int pass) {
+    return static_cast<int>(chunk.count) - offset_of(pass);
   };
   // Elements that do not exist read as zeros, which neither sums nor magnitudes notice.
-  const auto fetch = [&](const gradient_run& run) {
-    const plain_operand<Format> operand{run.data};
+  const auto fetch = [&](const described_chunk& chunk) {
+    const plain_operand<Format> operand{chunk.gradient};
     fetched_chunk fetched;
     // One branch for a whole chunk, so that its loads stand together.
-    if (run.aligned && run.count == chunk_elements) {
+    if (chunk.aligned && chunk.count == chunk_elements) {
 #pragma unroll
       for (int pass = 0; pass < passes; ++pass) {
-        fetched.bits[pass] = operand.template fetch<width>(
-            vector_access{static_cast<std::uint64_t>(offset_of(pass))});
+        fetched.bits[pass] =
+            operand.template fetch<width>(vector_access{chunk.begin + offset_of(pass)});
       }
       return fetched;
     }
 #pragma unroll
     for (int pass = 0; pass < passes; ++pass) {
-      const int left = left_of(run, pass);
-      const auto at = static_cast<std::uint64_t>(offset_of(pass));
-      fetched.bits[pass] = run.aligned && left >= width
+      const int left = left_of(chunk, pass);
+      const std::uint64_t at = chunk.begin + offset_of(pass);
+      fetched.bits[pass] = chunk.aligned && left >= width
                                ? operand.template fetch<width>(vector_access{at})
                                : operand.template fetch<width>(element_access{at, 1, left});
     }
     return fetched;
   };
-  const auto add = [&](const gradient_run& run, const fetched_chunk& fetched) {
+  const auto add = [&](const described_chunk& chunk, const fetched_chunk& fetched) {
     statistics.add(plain_operand<Format>{nullptr}, fetched.bits);
-    if (run.count == chunk_elements) return;
+    if (chunk.count == chunk_elements) return;
 #pragma unroll
     for (int pass = 0; pass < passes; ++pass) {
-      statistics.take_back_zeros(min(max(width - left_of(run, pass), 0), width));
+      statistics.take_back_zeros(min(max(width - left_of(chunk, pass), 0), width));
     }
   };
   // Several chunks are on their way together: what is in flight decides the bandwidth.
@@ -151,37 +163,38 @@ __device__ __forceinline__ void add_chunks(RunOf&& run_of, std::uint32_t count,
     fetched_chunk fetched[chunks_in_flight];
 #pragma unroll
     for (std::uint32_t i = 0; i < chunks_in_flight; ++i) {
-      if (first + i < count) fetched[i] = fetch(run_of(first + i));
+      if (first + i < count) fetched[i] = fetch(chunk_of(first + i));
     }
 #pragma unroll
     for (std::uint32_t i = 0; i < chunks_in_flight; ++i) {
-      if (first + i < count) add(run_of(first + i), fetched[i]);
+      if (first + i < count) add(chunk_of(first + i), fetched[i]);
     }
   }
 }
 
-template <class RunOf, class Statistics>
-__device__ __forceinline__ void add_chunks(storage_format format, RunOf&& run_of,
+template <class ChunkOf, class Statistics>
+__device__ __forceinline__ void add_chunks(storage_format format, ChunkOf&& chunk_of,
                                            std::uint32_t count, Statistics& statistics) {
   table_format(format).visit<storage_format::f32, storage_format::f16, storage_format::bf16>(
-      [&](auto known) { add_chunks<known.value>(run_of, count, statistics); });
+      [&](auto known) { add_chunks<known.value>(chunk_of, count, statistics); });
 }
 
 template <class Statistics>
-__device__ __forceinline__ void add_chunk(const gradient_run& run, Statistics& statistics) {
+__device__ __forceinline__ void add_chunk(const described_chunk& chunk, Statistics& statistics) {
   add_chunks(
-      run.format, [&](std::uint32_t) { return run; }, 1, statistics);
+      chunk.format, [&](std::uint32_t) { return chunk; }, 1, statistics);
 }
 
 template <class Statistics>
-__device__ __forceinline__ void add_staged(staged_chunks& staged, Statistics& statistics) {
+__device__ __forceinline__ void add_staged(const staged_chunks& staged, Statistics& statistics) {
   if (staged.alike) {
     add_chunks(
-        staged.run(0).format, [&](std::uint32_t i) -> const gradient_run& { return staged.run(i); },
-        staged.count, statistics);
+        staged.chunk[0].format,
+        [&](std::uint32_t i) -> const described_chunk& { return staged.chunk[i]; }, staged.count,
+        statistics);
     return;
   }
-  for (std::uint32_t c = 0; c < staged.count; ++c) add_chunk(staged.run(c), statistics);
+  for (std::uint32_t c = 0; c < staged.count; ++c) add_chunk(staged.chunk[c], statistics);
 }
 
 }  // namespace stepgraph::cuda

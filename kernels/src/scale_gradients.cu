@@ -8,11 +8,13 @@ namespace {
 constexpr int threads = statistics_threads;
 
 template <storage_format Format>
-__device__ __forceinline__ void scale_run(const gradient_run& run, float factor) {
+__device__ __forceinline__ void scale_chunk(const tensor_descriptor& tensor, std::uint64_t begin,
+                                            int count, float factor) {
   constexpr int width = 16 / sizeof(typename math::format_traits<Format>::storage);
   constexpr int passes = chunk_elements / (threads * width);
-  const plain_operand<Format> operand{run.data};
-  const int count = static_cast<int>(run.count);
+  const plain_operand<Format> operand{tensor.gradient};
+  const bool whole = count == static_cast<int>(chunk_elements) &&
+                     reinterpret_cast<std::uintptr_t>(tensor.gradient) % 16 == 0;
   const auto scale = [&](auto access_of) {
     stored_bits<width> bits[passes];
 #pragma unroll
@@ -27,12 +29,11 @@ __device__ __forceinline__ void scale_run(const gradient_run& run, float factor)
   const auto offset_of = [](int pass) {
     return (pass * threads + static_cast<int>(threadIdx.x)) * width;
   };
-  if (run.aligned && run.count == chunk_elements) {
-    scale([&](int pass) { return vector_access{static_cast<std::uint64_t>(offset_of(pass))}; });
+  if (whole) {
+    scale([&](int pass) { return vector_access{begin + offset_of(pass)}; });
   } else {
     scale([&](int pass) {
-      return element_access{static_cast<std::uint64_t>(offset_of(pass)), 1,
-                            count - offset_of(pass)};
+      return element_access{begin + offset_of(pass), 1, count - offset_of(pass)};
     });
   }
 }
@@ -43,11 +44,16 @@ __global__ void __launch_bounds__(threads)
   wait_for_predecessors();
   const float factor = block.scalars->gradient_scale;
   if (block.scalars->skip != 0 || factor == 1.0f) return;
-  const gradient_run run = gradient_run_of(table.chunks[blockIdx.x], table.tensors);
-  if (run.count == 0) return;
-  table_format(run.format)
+  const chunk_descriptor chunk = table.chunks[blockIdx.x];
+  if (chunk.tensor == no_tensor) return;
+  const tensor_descriptor tensor = table.tensors[chunk.tensor];
+  const std::uint64_t begin = static_cast<std::uint64_t>(chunk.index) * chunk_elements;
+  const std::uint64_t remaining = tensor.numel - begin;
+  const int count =
+      remaining < chunk_elements ? static_cast<int>(remaining) : static_cast<int>(chunk_elements);
+  table_format(tensor.signature.gradient)
       .visit<storage_format::f32, storage_format::f16, storage_format::bf16>(
-          [&](auto format) { scale_run<format.value>(run, factor); });
+          [&](auto format) { scale_chunk<format.value>(tensor, begin, count, factor); });
 }
 
 }  // namespace

@@ -11,15 +11,6 @@ bool all_operands_aligned(const tensor_descriptor& tensor) {
   return bits % 16 == 0;
 }
 
-std::vector<gradient_run> gradient_runs_of(std::span<const chunk_descriptor> chunks,
-                                           const tensor_descriptor* tensors) {
-  std::vector<gradient_run> runs;
-  if (chunks_per_statistics_block(chunks.size()) != 1) return runs;
-  runs.reserve(chunks.size());
-  for (const chunk_descriptor& chunk : chunks) runs.push_back(gradient_run_of(chunk, tensors));
-  return runs;
-}
-
 void append_chunks(std::vector<chunk_descriptor>& chunks, std::uint32_t tensor,
                    std::uint64_t numel) {
   const std::uint64_t count = chunk_count(numel);

@@ -19,7 +19,6 @@ class device_tensors {
       : placed_(tensors, contents),
         descriptors_(placed_.descriptors),
         chunks_(placed_.chunks),
-        runs_(gradient_runs_of(placed_.chunks, placed_.descriptors.data())),
         arrivals_(std::vector<std::uint32_t>(tensors.size(), 0)) {}
 
   tensor_table_view table() const {
@@ -27,13 +26,9 @@ class device_tensors {
   }
   /// For a pass over the gradients, all of one norm group.
   statistics_table_view statistics_table() const {
-    return {descriptors_.data(), chunks_.data(), chunks_.size(), nullptr, 1, runs_.data()};
+    return {descriptors_.data(), chunks_.data(), chunks_.size()};
   }
   const tensor_descriptor* descriptors() const { return descriptors_.data(); }
-  /// What a pass over some chunks of these tensors takes as their runs.
-  std::vector<gradient_run> runs_of(const std::vector<chunk_descriptor>& chunks) const {
-    return gradient_runs_of(chunks, placed_.descriptors.data());
-  }
   std::vector<operand_bytes> read() const {
     std::vector<operand_bytes> contents;
     for (const device_buffer<std::byte>& buffer : placed_.buffers) {
@@ -46,7 +41,6 @@ class device_tensors {
   placed_tensors<device_buffer<std::byte>> placed_;
   device_buffer<tensor_descriptor> descriptors_;
   device_buffer<chunk_descriptor> chunks_;
-  device_buffer<gradient_run> runs_;
   device_buffer<std::uint32_t> arrivals_;
 };
 

@@ -378,16 +378,6 @@ TEST_F(Disassembly, UpdateStartsWhenTheGradientsAreThere) {
   EXPECT_EQ(measuring, 8);
 }
 
-// Blocks of one chunk find format, length and address of their gradient in one access; only blocks
-// of several chunks read the format by itself. In grad_totals, which reads gradients as grad_stats
-// does, and no other bytes.
-TEST_F(Disassembly, GradientOfAShortListIsFoundInOneAccess) {
-  for (const auto& [name, code] : disassemble(STEPGRAPH_KERNELS_FILE)) {
-    if (name.find("grad_totals_kernel") == std::string::npos) continue;
-    EXPECT_EQ(count(code, R"(LDG\.E\.U8(\..*)?)"), 1) << name;
-  }
-}
-
 TEST_F(Disassembly, KernelsWithoutDependentLaunchAreFound) {
   const auto kernels = disassemble(STEPGRAPH_BAD_KERNELS_FILE);
   ASSERT_THAT(kernels, Not(IsEmpty()));

@@ -67,13 +67,12 @@ class GpuStatistics : public test::launcher_test {
     const test::grouped_chunks list = test::chunks_by_group(placed, norm_groups);
     const device_buffer<chunk_descriptor> chunks(list.chunks);
     const device_buffer<std::uint32_t> ends(list.ends);
-    const device_buffer<gradient_run> runs(on_device.runs_of(list.chunks));
     for (const norm_kind norm : {norm_kind::l2, norm_kind::infinity}) {
       for (const bool count_zeros : {false, true}) {
-        expect_same_statistics(list.view(placed.descriptors),
-                               {on_device.descriptors(), chunks.data(), chunks.size(), ends.data(),
-                                norm_groups, runs.data()},
-                               {norm, count_zeros});
+        expect_same_statistics(
+            list.view(placed.descriptors),
+            {on_device.descriptors(), chunks.data(), chunks.size(), ends.data(), norm_groups},
+            {norm, count_zeros});
       }
     }
   }
@@ -98,12 +97,10 @@ class GpuStatistics : public test::launcher_test {
       for (const test::grouped_chunks* grouped : {&one, &four}) {
         const device_buffer<chunk_descriptor> chunks(grouped->chunks);
         const device_buffer<std::uint32_t> ends(grouped->ends);
-        const device_buffer<gradient_run> runs(
-            gradient_runs_of(grouped->chunks, shared.tensors.data()));
         for (const norm_kind norm : {norm_kind::l2, norm_kind::infinity}) {
           expect_same_statistics(grouped->view(list.tensors),
                                  {tensors.data(), chunks.data(), chunks.size(), ends.data(),
-                                  static_cast<std::uint32_t>(grouped->ends.size()), runs.data()},
+                                  static_cast<std::uint32_t>(grouped->ends.size())},
                                  {norm, norm != norm_kind::l2});
         }
       }

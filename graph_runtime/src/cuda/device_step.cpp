@@ -143,9 +143,7 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   const auto segments = layout.reserve<schedule_segment>(image.schedule_segments.size());
   const auto schedule_table = layout.reserve<double>(image.schedule_table.size());
   const auto tensor_arrivals = layout.reserve<std::uint32_t>(tables.tensors.size());
-  const std::vector<gradient_run> runs = tables.gradient_runs();
   const auto tensors = layout.reserve<tensor_descriptor>(tables.tensors.size());
-  const auto gradient_runs = layout.reserve<gradient_run>(runs.size());
   const auto chunks = layout.reserve<chunk_descriptor>(tables.chunks.size());
   const auto statistics_chunks = layout.reserve<chunk_descriptor>(tables.statistics_chunks.size());
   const auto norm_group_ends = layout.reserve<std::uint32_t>(tables.norm_group_ends.size());
@@ -172,7 +170,6 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   stage(segments, image.schedule_segments);
   stage(schedule_table, image.schedule_table);
   stage(tensors, tables.tensors);
-  stage(gradient_runs, runs);
   stage(chunks, tables.chunks);
   stage(statistics_chunks, tables.statistics_chunks);
   stage(norm_group_ends, tables.norm_group_ends);
@@ -194,7 +191,6 @@ device_step::device_step(const step_plan& plan, const detail::step_tables& table
   block_.group_count = static_cast<std::uint32_t>(groups);
   block_.norm_group_count = static_cast<std::uint32_t>(norm_groups);
   tensors_ = tensors.in(base);
-  gradient_runs_ = gradient_runs.in(base);
   chunks_ = chunks.in(base);
   statistics_chunks_ = tables.statistics_chunks.empty() ? chunks_ : statistics_chunks.in(base);
   norm_group_ends_ = norm_group_ends.in(base);
@@ -252,7 +248,7 @@ void device_step::enqueue(std::size_t node, const settings_batch& settings, laun
   switch (planned.kind) {
     case node_kind::grad_stats: {
       const statistics_table_view statistics =
-          tables_.statistics_view(tensors_, statistics_chunks_, norm_group_ends_, gradient_runs_);
+          tables_.statistics_view(tensors_, statistics_chunks_, norm_group_ends_);
       const statistics_options options = detail::make_statistics_options(plan_.options);
       status =
           plan_.options.exchange_totals
@@ -280,16 +276,11 @@ void device_step::enqueue(std::size_t node, const settings_batch& settings, laun
 }
 
 void device_step::copy_tensors(cudaStream_t stream) {
-  const std::vector<gradient_run> runs = tables_.gradient_runs();
-  arena_layout layout;
-  const auto tensors = layout.reserve<tensor_descriptor>(tables_.tensors.size());
-  const auto gradient_runs = layout.reserve<gradient_run>(runs.size());
-  pinned_pool::buffer& buffer = pool_.acquire(layout.size());
-  auto* const staged = static_cast<std::byte*>(buffer.memory.get());
-  std::copy(tables_.tensors.begin(), tables_.tensors.end(), tensors.in(staged));
-  std::copy(runs.begin(), runs.end(), gradient_runs.in(staged));
+  const std::size_t bytes = tables_.tensors.size() * sizeof(tensor_descriptor);
+  pinned_pool::buffer& buffer = pool_.acquire(bytes);
+  std::memcpy(buffer.memory.get(), tables_.tensors.data(), bytes);
   STEPGRAPH_CUDA_CHECK(
-      cudaMemcpyAsync(tensors_, staged, layout.size(), cudaMemcpyHostToDevice, stream));
+      cudaMemcpyAsync(tensors_, buffer.memory.get(), bytes, cudaMemcpyHostToDevice, stream));
   pool_.retire(buffer, stream);
 }
 

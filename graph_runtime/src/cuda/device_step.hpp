@@ -106,7 +106,6 @@ class device_step {
   unique_device_memory memory_;  ///< everything below, in one allocation
   step_block_view block_;
   tensor_descriptor* tensors_ = nullptr;
-  gradient_run* gradient_runs_ = nullptr;  ///< right behind the tensors: both move when rebound
   chunk_descriptor* chunks_ = nullptr;
   chunk_descriptor* statistics_chunks_ = nullptr;
   std::uint32_t* norm_group_ends_ = nullptr;

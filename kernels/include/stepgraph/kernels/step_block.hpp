@@ -24,6 +24,9 @@ struct step_block_view {
   std::uint32_t norm_group_count = 0;
 };
 
+/// Names no tensor: a chunk that only fills up a block of `grad_stats`.
+inline constexpr std::uint32_t no_tensor = 0xffffffffu;
+
 /// The tensors, chunks and norm groups of one pass of `grad_stats`.
 struct statistics_table_view {
   const tensor_descriptor* tensors = nullptr;
@@ -32,9 +35,6 @@ struct statistics_table_view {
   /// Blocks before the end of each norm group, ascending; the last is the number of blocks.
   const std::uint32_t* norm_group_ends = nullptr;
   std::uint32_t norm_group_count = 1;
-  /// Of each chunk, if blocks read one chunk each (`gradient_runs_of`): they reach their gradient
-  /// without first reading the chunk and then its tensor. Only on a device.
-  const gradient_run* runs = nullptr;
 };
 
 /// What `grad_stats` measures beside finding gradients that are not finite.
