@@ -95,8 +95,8 @@ void add_benchmarks() {
                                  {"clip+adam", true, false, clip},
                                  {"clip+adam+zero", true, true, zero},
                                  {"clip+adam+zero+report", true, true, report}};
-  // From short to long: steps of a few microseconds depend on where memory lies, and that of a
-  // fresh process lies alike every time.
+  // From short to long: steps of a few microseconds depend on where memory lies, which differs more
+  // after that of a long list was given back.
   for (const perf::tensor_list& list :
        {perf::uniform_list(148, 4096), perf::uniform_list(64, 65536),
         perf::model_list("gpt2-124m")}) {
